@@ -1,0 +1,273 @@
+// The only file that knows Python: checks shapes, releases the GIL, calls the core.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "models/backbone.h"
+#include "models/mtp_head.h"
+#include "runtime/dispatch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace drafthead {
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<N>>;
+
+template <class T, int N>
+Array<T, N> owned(T* data, std::initializer_list<size_t> shape) {
+    nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return Array<T, N>(data, shape, owner);
+}
+
+template <class T>
+T* room(size_t count) {
+    return new T[count > 0 ? count : 1]();
+}
+
+ModelSpec model_spec(const nb::dict& d) {
+    const auto integer = [&](const char* key) { return nb::cast<int>(d[key]); };
+    ModelSpec s;
+    s.layers = integer("n_layers");
+    s.width = integer("d_model");
+    s.heads = integer("n_heads");
+    s.kv_heads = integer("n_kv_heads");
+    s.head_dim = integer("head_dim");
+    s.ff_width = integer("d_ff");
+    s.vocabulary = integer("vocab_size");
+    s.context = integer("context_length");
+    s.rms_eps = nb::cast<float>(d["rms_eps"]);
+    s.rope_base = nb::cast<double>(d["rope_base"]);
+    s.rope_interleaved = nb::cast<bool>(d["rope_interleaved"]);
+    s.tied = nb::cast<bool>(d["tied_output"]);
+    return s;
+}
+
+// A cache keeps its backbone alive; nothing points back.
+struct Cache {
+    std::shared_ptr<Backbone> backbone;
+    std::unique_ptr<KvCache> kv;
+};
+
+void set_tensor(WeightSlots& slots, const std::string& name, int type, int rows, int columns,
+                const Vector<uint8_t>& data) {
+    const nb::gil_scoped_release release;
+    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size());
+}
+
+nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::vector<int>& counts,
+                  const Vector<int32_t>& tokens, const Vector<int32_t>& outputs, int level) {
+    if (caches.size() != counts.size()) throw std::invalid_argument("caches and counts differ in number");
+    if (level < 0 || level > 2) throw std::invalid_argument("level must be 0, 1 or 2");
+    std::vector<Segment> segments;
+    size_t rows = 0;
+    for (size_t i = 0; i < caches.size(); ++i) {
+        segments.push_back({caches[i]->kv.get(), counts[i]});
+        rows += counts[i] > 0 ? static_cast<size_t>(counts[i]) : 0;
+    }
+    if (rows != tokens.size()) {
+        throw std::invalid_argument("the segments hold " + std::to_string(rows) + " rows, but " +
+                                    std::to_string(tokens.size()) + " tokens were given");
+    }
+    const std::vector<int> wanted(outputs.data(), outputs.data() + outputs.size());
+    const size_t r = wanted.size();
+    const auto width = static_cast<size_t>(self.spec().width);
+    const auto vocabulary = static_cast<size_t>(self.spec().vocabulary);
+    auto hidden = owned<float, 2>(room<float>(r * width), {r, width});
+    nb::object token_array = nb::none();
+    nb::object logit_array = nb::none();
+    PassOutputs out{hidden.data(), nullptr, nullptr};
+    if (level >= 1) {
+        out.tokens = room<int32_t>(r);
+        token_array = nb::cast(owned<int32_t, 1>(out.tokens, {r}));
+    }
+    if (level == 2) {
+        out.logits = room<float>(r * vocabulary);
+        logit_array = nb::cast(owned<float, 2>(out.logits, {r, vocabulary}));
+    }
+    {
+        const nb::gil_scoped_release release;
+        self.forward(segments, tokens.data(), wanted, static_cast<Level>(level), out);
+    }
+    return nb::make_tuple(nb::cast(hidden), token_array, logit_array);
+}
+
+using RowReader = void (Backbone::*)(const int32_t*, int, float*) const;
+
+Array<float, 2> rows_of(const Backbone& self, RowReader read, const Vector<int32_t>& tokens) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        if (tokens.data()[i] < 0 || tokens.data()[i] >= self.spec().vocabulary) {
+            throw std::invalid_argument("token " + std::to_string(tokens.data()[i]) +
+                                        " is outside the vocabulary");
+        }
+    }
+    const auto width = static_cast<size_t>(self.spec().width);
+    auto out = owned<float, 2>(room<float>(tokens.size() * width), {tokens.size(), width});
+    (self.*read)(tokens.data(), static_cast<int>(tokens.size()), out.data());
+    return out;
+}
+
+void check_layer(const Cache& cache, int layer) {
+    if (layer < 0 || layer >= cache.kv->layers()) {
+        throw std::invalid_argument("layer " + std::to_string(layer) + " of a cache with " +
+                                    std::to_string(cache.kv->layers()));
+    }
+}
+
+// Half-precision buffers travel as uint16; the Python side views them as float16.
+nb::object key_view(nb::handle_t<Cache> self, int layer) {
+    auto& cache = nb::cast<Cache&>(self);
+    check_layer(cache, layer);
+    const auto heads = static_cast<size_t>(cache.kv->kv_heads());
+    const auto dim = static_cast<size_t>(cache.kv->head_dim());
+    const auto blocks = static_cast<size_t>(cache.kv->cells()) / 16;
+    return nb::cast(Array<uint16_t, 4>(cache.kv->keys(layer, 0), {heads, blocks, dim, 16}, self))
+        .attr("view")("float16");
+}
+
+nb::object value_view(nb::handle_t<Cache> self, int layer) {
+    auto& cache = nb::cast<Cache&>(self);
+    check_layer(cache, layer);
+    const auto heads = static_cast<size_t>(cache.kv->kv_heads());
+    const auto dim = static_cast<size_t>(cache.kv->head_dim());
+    const auto cells = static_cast<size_t>(cache.kv->cells());
+    return nb::cast(Array<uint16_t, 3>(cache.kv->values(layer, 0), {heads, cells, dim}, self))
+        .attr("view")("float16");
+}
+
+nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float>& hidden,
+                int max_tokens, float min_confidence) {
+    if (static_cast<int>(hidden.size()) != self.backbone().spec().width) {
+        throw std::invalid_argument("the hidden state has " + std::to_string(hidden.size()) +
+                                    " values, expected " +
+                                    std::to_string(self.backbone().spec().width));
+    }
+    const auto room_for = static_cast<size_t>(max_tokens > 0 ? max_tokens : 0);
+    std::vector<int32_t> tokens(room_for);
+    std::vector<float> confidences(room_for);
+    size_t count;
+    {
+        const nb::gil_scoped_release release;
+        count = static_cast<size_t>(self.draft(*cache.kv, token, hidden.data(), max_tokens,
+                                               min_confidence, tokens.data(), confidences.data()));
+    }
+    auto token_array = owned<int32_t, 1>(room<int32_t>(count), {count});
+    auto confidence_array = owned<float, 1>(room<float>(count), {count});
+    std::copy_n(tokens.data(), count, token_array.data());
+    std::copy_n(confidences.data(), count, confidence_array.data());
+    return nb::make_tuple(nb::cast(token_array), nb::cast(confidence_array));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "The native core of drafthead: tensor arithmetic and nothing else.";
+    m.def("available_isas", &available_isas);
+    m.def("active_isa", [] { return std::string(kernels().name); });
+    m.def("set_isa", &set_isa, "name"_a);
+
+    nb::class_<Backbone>(m, "Backbone")
+        .def(
+            "__init__",
+            [](Backbone* self, const nb::dict& spec, int threads) {
+                if (threads < 1 || threads > 1024) {
+                    throw std::invalid_argument("threads must be between 1 and 1024");
+                }
+                new (self) Backbone(model_spec(spec), threads);
+            },
+            "spec"_a, "threads"_a)
+        .def(
+            "set_tensor",
+            [](Backbone& self, const std::string& name, int type, int rows, int columns,
+               const Vector<uint8_t>& data) {
+                set_tensor(self.slots(), name, type, rows, columns, data);
+            },
+            "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
+        .def("finish", &Backbone::finish)
+        .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "outputs"_a, "level"_a)
+        .def(
+            "embed",
+            [](const Backbone& self, const Vector<int32_t>& tokens) {
+                return rows_of(self, &Backbone::embed, tokens);
+            },
+            "tokens"_a)
+        .def(
+            "output_rows",
+            [](const Backbone& self, const Vector<int32_t>& tokens) {
+                return rows_of(self, &Backbone::output_rows, tokens);
+            },
+            "tokens"_a)
+        .def_prop_ro("threads", [](Backbone& self) { return self.pool().size(); })
+        .def_prop_ro("weight_bytes", &Backbone::weight_bytes)
+        .def_prop_ro("pass_bytes", &Backbone::pass_bytes);
+
+    nb::class_<Cache>(m, "KvCache")
+        .def(
+            "__init__",
+            [](Cache* self, std::shared_ptr<Backbone> backbone, int capacity) {
+                auto kv = backbone->new_cache(capacity);
+                new (self) Cache{std::move(backbone), std::move(kv)};
+            },
+            "backbone"_a, "capacity"_a)
+        .def_prop_ro("length", [](const Cache& self) { return self.kv->length(); })
+        .def_prop_ro("capacity", [](const Cache& self) { return self.kv->capacity(); })
+        .def_prop_ro("nbytes", [](const Cache& self) { return self.kv->bytes(); })
+        .def(
+            "rollback",
+            [](Cache& self, int length) {
+                if (length < 0 || length > self.kv->length()) {
+                    throw std::invalid_argument("rollback to " + std::to_string(length) +
+                                                " of a cache of length " +
+                                                std::to_string(self.kv->length()));
+                }
+                self.kv->set_length(length);
+            },
+            "length"_a)
+        .def("key_view", &key_view, "layer"_a)
+        .def("value_view", &value_view, "layer"_a);
+
+    nb::class_<MtpHead>(m, "MtpHead")
+        .def(
+            "__init__",
+            [](MtpHead* self, std::shared_ptr<Backbone> backbone, const nb::dict& spec,
+               const std::vector<int>& kv_layers, const Vector<int32_t>& draft_token_ids) {
+                new (self) MtpHead(std::move(backbone), nb::cast<int>(spec["d_ff"]), kv_layers,
+                                   {draft_token_ids.data(),
+                                    draft_token_ids.data() + draft_token_ids.size()});
+            },
+            "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a)
+        .def(
+            "set_tensor",
+            [](MtpHead& self, const std::string& name, int type, int rows, int columns,
+               const Vector<uint8_t>& data) {
+                set_tensor(self.slots(), name, type, rows, columns, data);
+            },
+            "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
+        .def("finish", &MtpHead::finish)
+        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a)
+        .def_prop_ro("nbytes", &MtpHead::bytes)
+        .def_prop_ro("step_bytes", &MtpHead::step_bytes)
+        .def(
+            "attended_addresses",
+            [](const MtpHead& self, const Cache& cache) {
+                std::vector<std::pair<uintptr_t, uintptr_t>> addresses;
+                for (const int layer : self.kv_layers()) {
+                    addresses.emplace_back(
+                        reinterpret_cast<uintptr_t>(cache.kv->keys(layer, 0)),
+                        reinterpret_cast<uintptr_t>(cache.kv->values(layer, 0)));
+                }
+                return addresses;
+            },
+            "cache"_a);
+}
+
+}  // namespace drafthead

@@ -1,0 +1,68 @@
+#include "models/score.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace drafthead {
+
+void Scores::resize(int rows, int tokens) {
+    rows_ = rows;
+    tokens_ = tokens;
+    const int tiles = (tokens + tile_rows - 1) / tile_rows;
+    chunks_ = (tiles + chunk_tiles - 1) / chunk_tiles;
+    stride_ = static_cast<size_t>(tiles) * tile_rows;
+    logits_.grow(static_cast<size_t>(rows) * stride_);
+    best_.resize(static_cast<size_t>(rows) * static_cast<size_t>(chunks_));
+    sums_.grow(best_.size());
+}
+
+void Scores::score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums,
+                   const Kernels& kernels, const Team& team) {
+    const auto matmul = kernels.matmul[static_cast<int>(m.format)];
+    const int tile_count = static_cast<int>(stride_) / tile_rows;
+    const auto [begin, end] = team.share(chunks_);
+    for (int chunk = begin; chunk < end; ++chunk) {
+        const int first = chunk * chunk_tiles;
+        const int last = std::min(first + chunk_tiles, tile_count);
+        float* out = logits_.data() + static_cast<size_t>(first) * tile_rows;
+        if (tiles == nullptr) {
+            matmul(m, first, last, rows, out, stride_, false);
+        } else {
+            for (int i = first; i < last; ++i, out += tile_rows) {
+                matmul(m, tiles[i], tiles[i] + 1, rows, out, stride_, false);
+            }
+        }
+        const int count = std::min(last * tile_rows, tokens_) - first * tile_rows;
+        for (int r = 0; r < rows_; ++r) {
+            const float* x = logits(r) + first * tile_rows;
+            Best b = kernels.argmax(x, count);
+            const size_t at = static_cast<size_t>(r) * static_cast<size_t>(chunks_) + chunk;
+            if (with_sums) sums_.data()[at] = kernels.sum_exp(x, count, b.value);
+            if (b.index >= 0) b.index += first * tile_rows;
+            best_[at] = b;
+        }
+    }
+}
+
+Best Scores::best(int row) const {
+    Best best{-INFINITY, -1};
+    const Best* chunk = best_.data() + static_cast<size_t>(row) * static_cast<size_t>(chunks_);
+    for (int c = 0; c < chunks_; ++c) {
+        if (chunk[c].value > best.value) best = chunk[c];
+    }
+    return std::isfinite(best.value) ? best : Best{best.value, -1};
+}
+
+float Scores::confidence(int row, const Kernels& kernels) const {
+    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(chunks_);
+    const float top = best(row).value;
+    float total = 0.0f;
+    for (int c = 0; c < chunks_; ++c) {
+        // exp of one number by the same polynomial
+        alignas(64) const float value[16] = {best_[at + static_cast<size_t>(c)].value};
+        total += sums_.data()[at + static_cast<size_t>(c)] * kernels.sum_exp(value, 1, top);
+    }
+    return 1.0f / total;
+}
+
+}  // namespace drafthead

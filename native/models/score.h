@@ -1,0 +1,42 @@
+// Scores of a vocabulary: the output projection, the best token, and how sure it is.
+//
+// The vocabulary is cut into chunks of 16 tiles (256 tokens). A chunk belongs to one thread and is
+// reduced by one fixed sequence; chunks are combined in ascending order. So neither the number of
+// threads nor of rows can change a result.
+#pragma once
+
+#include <vector>
+
+#include "models/activations.h"
+#include "quant/matrix.h"
+#include "runtime/thread_pool.h"
+
+namespace drafthead {
+
+class Scores {
+public:
+    static constexpr int chunk_tiles = 16;
+
+    void resize(int rows, int tokens);
+
+    // logits = m . rows and each chunk's best; this thread's share of the chunks, no barrier.
+    // tiles: which tiles of m are scored, in order, or null for all of them.
+    void score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums,
+               const Kernels& kernels, const Team& team);
+
+    const float* logits(int row) const { return logits_.data() + static_cast<size_t>(row) * stride_; }
+    // The row's best over all chunks; the index counts scored tokens. After a barrier.
+    Best best(int row) const;
+    // Softmax probability of the best token among those scored. Needs with_sums.
+    float confidence(int row, const Kernels& kernels) const;
+    size_t bytes() const { return logits_.bytes() + best_.size() * sizeof(Best) + sums_.bytes(); }
+
+private:
+    int rows_ = 0, tokens_ = 0, chunks_ = 0;
+    size_t stride_ = 0;
+    Aligned<float> logits_;   // (rows, stride): tokens rounded up to whole tiles
+    std::vector<Best> best_;  // (rows, chunks)
+    Aligned<float> sums_;     // (rows, chunks): sum of exp(logit - the chunk's best)
+};
+
+}  // namespace drafthead

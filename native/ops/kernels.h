@@ -1,0 +1,64 @@
+// The table of numeric kernels. Each instruction set fills one; the active one is chosen at start.
+// Every kernel computes an output element by one fixed sequence of operations that depends on its
+// own row only (native/README.md, "The numerics contract").
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/matrix.h"
+
+namespace drafthead {
+
+// Rows of activations, as floats and as int8 in blocks of 32 along K: x = d * q.
+struct Rows {
+    const float* x;      // (rows, columns)
+    const int8_t* q;     // (rows, columns)
+    const float* d;      // (rows, columns / 32)
+    const float* d_sum;  // (rows, columns / 32): d times the block's sum of q
+    const int32_t* sum;  // (rows, columns / 32): the block's sum of q
+    int rows;
+    int columns;
+};
+
+// Up to max_queries queries of one key-value head. Keys lie in blocks of 16 positions:
+// keys[block][dim][16]; values[position][dim]. Query i sees positions 0 .. lengths[i] - 1.
+constexpr int max_queries = 4;
+struct Attention {
+    const uint16_t* keys;
+    const uint16_t* values;
+    int head_dim;
+    int queries;
+    const float* query[max_queries];  // (head_dim), already scaled
+    float* out[max_queries];          // (head_dim)
+    int lengths[max_queries];
+    float* scores;  // scratch: (max_queries, score_stride)
+    size_t score_stride;
+};
+
+struct Best {
+    float value;  // -inf where no finite logit was seen
+    int index;
+};
+
+struct Kernels {
+    const char* name;
+    // out[row][0 ..] = the outputs of tiles [tile_begin, tile_end), or += where accumulate is set
+    void (*matmul[format_count])(const Matrix& m, int tile_begin, int tile_end, const Rows& rows,
+                                 float* out, size_t out_stride, bool accumulate);
+    void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+    void (*quantize)(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum);
+    // rotates (x[i], x[i + half]) by the angle of frequency i, then scales
+    void (*rope)(float* x, const float* cosines, const float* sines, int half, float scale);
+    void (*to_half)(const float* x, int n, uint16_t* out);
+    void (*attend)(const Attention& a);
+    void (*swiglu)(const float* gate, const float* up, int n, float* out);
+    Best (*argmax)(const float* x, int n);                   // ties: the lowest index
+    float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
+};
+
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();    // null where not compiled in
+const Kernels* avx512_kernels();  // null where not compiled in
+
+}  // namespace drafthead

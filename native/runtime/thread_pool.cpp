@@ -1,0 +1,87 @@
+#include "runtime/thread_pool.h"
+
+#include "runtime/fp_env.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace drafthead {
+
+namespace {
+
+// Roughly 20 us of spinning before giving the core away, 200 us before sleeping between jobs.
+constexpr int spins_before_yield = 1 << 10;
+constexpr int spins_before_sleep = 1 << 13;
+
+void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void Team::barrier() {
+    if (size == 1) return;
+    const uint32_t phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size)) {
+        arrived_.store(0, std::memory_order_relaxed);
+        phase_.store(phase + 1, std::memory_order_release);
+        return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
+        if (spins < spins_before_yield) {
+            pause();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
+ThreadPool::ThreadPool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+ThreadPool::~ThreadPool() {
+    stop_ = true;
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    for (auto& worker : workers_) worker.join();
+}
+
+void ThreadPool::run_erased(Call call, const void* job) {
+    const FloatEnvironment environment;
+    call_ = call;
+    job_ = job;
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    Team team(0, size(), arrived_, phase_);
+    call(job, team);
+    team.barrier();
+}
+
+void ThreadPool::work(int index) {
+    const FloatEnvironment environment;
+    uint32_t seen = 0;
+    for (;;) {
+        uint32_t now = generation_.load(std::memory_order_acquire);
+        for (int spins = 0; now == seen; ++spins) {
+            if (spins < spins_before_sleep) {
+                pause();
+            } else {
+                generation_.wait(seen, std::memory_order_acquire);
+            }
+            now = generation_.load(std::memory_order_acquire);
+        }
+        seen = now;
+        if (stop_) return;
+        Team team(index, size(), arrived_, phase_);
+        call_(job_, team);
+        team.barrier();
+    }
+}
+
+}  // namespace drafthead

@@ -1,0 +1,60 @@
+"""Plain data that travels between rooms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposes after the last committed token.
+
+    tokens: 0..max_draft_tokens proposed ids, without the bonus token.
+    confidences: for each token the drafter's own probability of it, or empty where it has none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One committed token, in order.
+
+    text: the piece that became complete with it; it may be empty inside a multi-byte character.
+    drafted: True where the token was drafted and accepted, False where the target chose it.
+    pass_index: the verify pass that committed it; 0 is the prefill, which commits the first token.
+    logprob: natural-log probability under the backbone, None unless asked for.
+    """
+
+    token: int
+    text: str
+    drafted: bool
+    pass_index: int
+    logprob: float | None = None
+
+
+@dataclass
+class DecodeStats:
+    """Counts of one or many requests. Ratios are computed from pooled counts, once, at the end.
+
+    passes: verify passes, prefill excluded.  drafted / accepted: draft tokens proposed to the
+    target / kept by it and committed.  committed: tokens committed by verify passes (the prefill's
+    first token excluded), after cutting at a stop.  cut: next tokens thrown away because a drafted
+    token before them ended the request, so that committed == passes + accepted - cut.
+    dropped: draft tokens thrown away before verification (not finite, out of vocabulary, no room).
+    drafted_at / tested_at / accepted_at[i]: of draft step i (0-based); step i is tested where all
+    steps before it were accepted and the answer had not ended.
+    """
+
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    committed: int = 0
+    dropped: int = 0
+    cut: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    tested_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
