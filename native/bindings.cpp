@@ -6,11 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "models/backbone.h"
 #include "models/mtp_head.h"
 #include "runtime/dispatch.h"
+#include "runtime/fp_env.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,8 +49,8 @@ ModelSpec model_spec(const nb::dict& d) {
     s.context = integer("context_length");
     s.rms_eps = nb::cast<float>(d["rms_eps"]);
     s.rope_base = nb::cast<double>(d["rope_base"]);
-    s.rope_interleaved = nb::cast<bool>(d["rope_interleaved"]);
-    s.tied = nb::cast<bool>(d["tied_output"]);
+    s.rope_interleaved = integer("rope_interleaved") != 0;
+    s.tied = integer("tied_output") != 0;
     return s;
 }
 
@@ -66,7 +68,8 @@ void set_tensor(WeightSlots& slots, const std::string& name, int type, int rows,
 
 nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::vector<int>& counts,
                   const Vector<int32_t>& tokens, const Vector<int32_t>& outputs, int level) {
-    if (caches.size() != counts.size()) throw std::invalid_argument("caches and counts differ in number");
+    if (caches.size() != counts.size())
+        throw std::invalid_argument("caches and counts differ in number");
     if (level < 0 || level > 2) throw std::invalid_argument("level must be 0, 1 or 2");
     std::vector<Segment> segments;
     size_t rows = 0;
@@ -167,6 +170,34 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
     return nb::make_tuple(nb::cast(token_array), nb::cast(confidence_array));
 }
 
+// The kernel of a pass on one matrix alone, for measuring it and for holding it against its
+// reference.
+Array<float, 2> multiply(const Matrix& self,
+                         const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& x) {
+    const auto rows = static_cast<int>(x.shape(0));
+    if (static_cast<int>(x.shape(1)) != self.columns) {
+        throw std::invalid_argument("activations have " + std::to_string(x.shape(1)) +
+                                    " columns, the matrix has " + std::to_string(self.columns));
+    }
+    const FloatEnvironment environment;
+    Activations activations;
+    activations.resize(rows, self.columns);
+    for (int r = 0; r < rows; ++r) {
+        std::copy_n(x.data() + static_cast<size_t>(r) * self.columns, self.columns,
+                    activations.row(r));
+        activations.quantize(kernels(), r, 0, self.columns);
+    }
+    const auto m = static_cast<size_t>(rows);
+    const auto stride = static_cast<size_t>(self.tiles()) * tile_rows;
+    std::vector<float> padded(m * stride);
+    kernels().matmul[static_cast<int>(self.format)](self, 0, self.tiles(), activations.view(),
+                                                    padded.data(), stride, false);
+    const auto n = static_cast<size_t>(self.rows);
+    auto out = owned<float, 2>(room<float>(m * n), {m, n});
+    for (size_t r = 0; r < m; ++r) std::copy_n(padded.data() + r * stride, n, out.data() + r * n);
+    return out;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -235,14 +266,40 @@ NB_MODULE(_native, m) {
         .def("key_view", &key_view, "layer"_a)
         .def("value_view", &value_view, "layer"_a);
 
+    nb::class_<Matrix>(m, "Matrix")
+        .def(
+            "__init__",
+            [](Matrix* self, int type, int rows, int columns, const Vector<uint8_t>& data) {
+                const auto ggml_type = static_cast<GgmlType>(type);
+                if (rows < 1 || columns < 1 ||
+                    data.size() != static_cast<size_t>(rows) * ggml_row_bytes(ggml_type, columns)) {
+                    throw std::invalid_argument("the data does not hold rows x columns weights");
+                }
+                new (self) Matrix(pack_matrix(ggml_type, rows, columns, data.data(),
+                                              [](int row) { return row; }));
+            },
+            "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
+        .def("multiply", &multiply, "x"_a)
+        .def("dequantize",
+             [](const Matrix& self) {
+                 const auto n = static_cast<size_t>(self.rows);
+                 const auto k = static_cast<size_t>(self.columns);
+                 auto out = owned<float, 2>(room<float>(n * k), {n, k});
+                 for (int r = 0; r < self.rows; ++r) {
+                     dequantize_row(self, r, out.data() + static_cast<size_t>(r) * k);
+                 }
+                 return out;
+             })
+        .def_prop_ro("nbytes", &Matrix::bytes);
+
     nb::class_<MtpHead>(m, "MtpHead")
         .def(
             "__init__",
             [](MtpHead* self, std::shared_ptr<Backbone> backbone, const nb::dict& spec,
                const std::vector<int>& kv_layers, const Vector<int32_t>& draft_token_ids) {
-                new (self) MtpHead(std::move(backbone), nb::cast<int>(spec["d_ff"]), kv_layers,
-                                   {draft_token_ids.data(),
-                                    draft_token_ids.data() + draft_token_ids.size()});
+                new (self) MtpHead(
+                    std::move(backbone), nb::cast<int>(spec["d_ff"]), kv_layers,
+                    {draft_token_ids.data(), draft_token_ids.data() + draft_token_ids.size()});
             },
             "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a)
         .def(
@@ -261,9 +318,8 @@ NB_MODULE(_native, m) {
             [](const MtpHead& self, const Cache& cache) {
                 std::vector<std::pair<uintptr_t, uintptr_t>> addresses;
                 for (const int layer : self.kv_layers()) {
-                    addresses.emplace_back(
-                        reinterpret_cast<uintptr_t>(cache.kv->keys(layer, 0)),
-                        reinterpret_cast<uintptr_t>(cache.kv->values(layer, 0)));
+                    addresses.emplace_back(reinterpret_cast<uintptr_t>(cache.kv->keys(layer, 0)),
+                                           reinterpret_cast<uintptr_t>(cache.kv->values(layer, 0)));
                 }
                 return addresses;
             },

@@ -25,8 +25,9 @@ std::function<int(int)> split_half_rows(const ModelSpec& spec) {
 void check_spec(const ModelSpec& s) {
     const bool sound = s.layers > 0 && s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 &&
                        s.width > 0 && s.width % block_k == 0 && s.ff_width > 0 &&
-                       s.ff_width % block_k == 0 && s.head_dim > 0 && s.head_dim % block_k == 0 && s.head_dim <= max_head_dim &&
-                                              s.vocabulary > 0 && s.context > 0 && s.rope_base > 0;
+                       s.ff_width % block_k == 0 && s.head_dim > 0 && s.head_dim % block_k == 0 &&
+                       s.head_dim <= max_head_dim && s.vocabulary > 0 && s.context > 0 &&
+                       s.rope_base > 0;
     if (!sound) throw std::invalid_argument("the model's sizes are not supported");
 }
 
@@ -104,9 +105,9 @@ void Backbone::check(const std::vector<Segment>& segments, const int32_t* tokens
             throw std::invalid_argument("the cache was made for another backbone");
         }
         if (s.count > s.cache->capacity() - s.cache->length()) {
-            throw std::invalid_argument(
-                std::to_string(s.count) + " rows do not fit a cache with " +
-                std::to_string(s.cache->capacity() - s.cache->length()) + " free cells");
+            throw std::invalid_argument(std::to_string(s.count) + " rows do not fit a cache with " +
+                                        std::to_string(s.cache->capacity() - s.cache->length()) +
+                                        " free cells");
         }
     }
     for (int r = 0; r < rows; ++r) {
@@ -166,8 +167,8 @@ void Backbone::run_outputs(Team& team, const std::vector<int>& outputs, Level le
     const auto [begin, end] = team.share(static_cast<int>(outputs.size()));
     const size_t row_bytes = static_cast<size_t>(spec_.width) * sizeof(float);
     for (int i = begin; i < end; ++i) {
-        const float* x = work_.x.data() +
-                         static_cast<size_t>(outputs[static_cast<size_t>(i)]) * spec_.width;
+        const float* x =
+            work_.x.data() + static_cast<size_t>(outputs[static_cast<size_t>(i)]) * spec_.width;
         pass.kernels.rms_norm(x, final_norm_.data(), spec_.width, spec_.rms_eps, final_.row(i));
         final_.quantize(pass.kernels, i, 0, spec_.width);
         std::memcpy(out.hidden + static_cast<size_t>(i) * spec_.width, final_.row(i), row_bytes);

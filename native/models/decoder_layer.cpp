@@ -71,14 +71,14 @@ void place_heads(bool writes_cache, int kv_layer, const PassContext& pass, Team&
             continue;
         }
         const int kv_head = head - s.heads;
-        const size_t at = static_cast<size_t>(r) * s.kv_width() +
-                          static_cast<size_t>(kv_head) * s.head_dim;
+        const size_t at =
+            static_cast<size_t>(r) * s.kv_width() + static_cast<size_t>(kv_head) * s.head_dim;
         pass.kernels.rope(pass.work.k.data() + at, cosines, sines, half, 1.0f);
         pass.kernels.to_half(pass.work.k.data() + at, s.head_dim, cell);
         row.cache->store_key(kv_layer, kv_head, row.position, cell);
-        pass.kernels.to_half(pass.work.v.data() + at, s.head_dim,
-                             row.cache->values(kv_layer, kv_head) +
-                                 static_cast<size_t>(row.position) * s.head_dim);
+        pass.kernels.to_half(
+            pass.work.v.data() + at, s.head_dim,
+            row.cache->values(kv_layer, kv_head) + static_cast<size_t>(row.position) * s.head_dim);
     }
     team.barrier();
 }
@@ -94,8 +94,15 @@ void attend_rows(int kv_layer, const PassContext& pass, Team& team) {
     for (int item = begin; item < end;) {
         const int kv_head = item / per_kv_head;
         KvCache* cache = pass.rows[static_cast<size_t>(item % per_kv_head / s.group())].cache;
-        Attention a{cache->keys(kv_layer, kv_head), cache->values(kv_layer, kv_head),
-                    s.head_dim, 0, {}, {}, {}, scores, pass.work.score_stride};
+        Attention a{cache->keys(kv_layer, kv_head),
+                    cache->values(kv_layer, kv_head),
+                    s.head_dim,
+                    0,
+                    {},
+                    {},
+                    {},
+                    scores,
+                    pass.work.score_stride};
         int first_row[max_queries], column[max_queries];
         for (; item < end && a.queries < max_queries && item / per_kv_head == kv_head; ++item) {
             const int r = item % per_kv_head / s.group();

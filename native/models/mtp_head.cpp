@@ -18,8 +18,8 @@ std::vector<int> whole_tiles(const std::vector<int32_t>& tokens, int vocabulary)
         const auto lane = static_cast<int32_t>(i % tile_rows);
         if (lane == 0) {
             const bool ascending = tiles.empty() || tokens[i] / tile_rows > tiles.back();
-            if (tokens[i] < 0 || tokens[i] % tile_rows != 0 ||
-                tokens[i] > vocabulary - tile_rows || !ascending) {
+            if (tokens[i] < 0 || tokens[i] % tile_rows != 0 || tokens[i] > vocabulary - tile_rows ||
+                !ascending) {
                 throw std::invalid_argument("draft token " + std::to_string(tokens[i]) +
                                             " does not start an aligned, ascending group of 16");
             }
@@ -96,7 +96,8 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     const std::lock_guard<std::mutex> lock(backbone_->turn());
     const int n = cache.length();
     if (token < 0 || token >= spec_.vocabulary) {
-        throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary");
+        throw std::invalid_argument("token " + std::to_string(token) +
+                                    " is outside the vocabulary");
     }
     if (cache.layers() != spec_.layers || cache.kv_heads() != spec_.kv_heads ||
         cache.head_dim() != spec_.head_dim) {
@@ -153,7 +154,8 @@ void MtpHead::run_step(Team& team, int32_t token, const float* state, const Pass
         state_.quantize(pass.kernels, 0, 0, spec_.width);
     }
     team.barrier();
-    scores_.score(backbone_->output(), draft_tiles_.data(), state_.view(), true, pass.kernels, team);
+    scores_.score(backbone_->output(), draft_tiles_.data(), state_.view(), true, pass.kernels,
+                  team);
     team.barrier();
 }
 

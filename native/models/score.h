@@ -24,7 +24,9 @@ public:
     void score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums,
                const Kernels& kernels, const Team& team);
 
-    const float* logits(int row) const { return logits_.data() + static_cast<size_t>(row) * stride_; }
+    const float* logits(int row) const {
+        return logits_.data() + static_cast<size_t>(row) * stride_;
+    }
     // The row's best over all chunks; the index counts scored tokens. After a barrier.
     Best best(int row) const;
     // Softmax probability of the best token among those scored. Needs with_sums.

@@ -26,7 +26,8 @@ void WeightSlots::vector(const std::string& name, Aligned<float>* to, int size) 
 void WeightSlots::set(const std::string& name, GgmlType type, int rows, int columns,
                       const uint8_t* data, size_t bytes) {
     const auto found = slots_.find(name);
-    if (found == slots_.end()) throw std::invalid_argument("tensor '" + name + "' has no place in this model");
+    if (found == slots_.end())
+        throw std::invalid_argument("tensor '" + name + "' has no place in this model");
     Slot& slot = found->second;
     if (slot.filled) throw std::invalid_argument("tensor '" + name + "' was given twice");
     if (rows != slot.rows || columns != slot.columns) {

@@ -8,7 +8,8 @@
 
 namespace drafthead::ops {
 
-// scores[q][position] for the blocks up to the longest query; returns nothing, masks nothing.
+// scores[q][position] for the blocks up to the longest query; what lies past a query's own length
+// is masked later.
 template <class S, int Q>
 void key_scores(const Attention& a, int blocks) {
     for (int b = 0; b < blocks; ++b) {
@@ -51,36 +52,58 @@ float softmax_weights(float* scores, int length) {
 }
 
 // out[dim .. dim + 16 V) = sum over positions of weight * value, ascending, divided by the sum.
-template <class S, int V>
-void weighted_values(const Attention& a, int query, int dim, float sum) {
-    const float* weights = a.scores + query * a.score_stride;
-    const uint16_t* value = a.values + dim;
-    typename S::F acc[V];
-    for (int v = 0; v < V; ++v) acc[v] = S::set1(0.0f);
-    for (int i = 0; i < a.lengths[query]; ++i, value += a.head_dim) {
-        const auto w = S::set1(weights[i]);
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) acc[v] = S::fma(w, S::load_f16(value + 16 * v), acc[v]);
+// Queries share the loads of the positions that all of them see; each then goes on alone.
+template <class S, int Q, int V>
+void weighted_values(const Attention& a, int dim, const float* sums) {
+    typename S::F acc[Q][V];
+    int shortest = a.lengths[0];
+    for (int q = 0; q < Q; ++q) {
+        shortest = a.lengths[q] < shortest ? a.lengths[q] : shortest;
+        for (int v = 0; v < V; ++v) acc[q][v] = S::set1(0.0f);
     }
-    for (int v = 0; v < V; ++v) S::store(a.out[query] + dim + 16 * v, S::div(acc[v], S::set1(sum)));
+    const uint16_t* value = a.values + dim;
+    for (int i = 0; i < shortest; ++i, value += a.head_dim) {
+        typename S::F column[V];
+        for (int v = 0; v < V; ++v) column[v] = S::load_f16(value + 16 * v);
+        for (int q = 0; q < Q; ++q) {
+            const auto w = S::set1(a.scores[q * a.score_stride + i]);
+            for (int v = 0; v < V; ++v) acc[q][v] = S::fma(w, column[v], acc[q][v]);
+        }
+    }
+    for (int q = 0; q < Q; ++q) {
+        const float* weights = a.scores + q * a.score_stride;
+        const uint16_t* rest = value;
+        for (int i = shortest; i < a.lengths[q]; ++i, rest += a.head_dim) {
+            const auto w = S::set1(weights[i]);
+            for (int v = 0; v < V; ++v)
+                acc[q][v] = S::fma(w, S::load_f16(rest + 16 * v), acc[q][v]);
+        }
+        const auto sum = S::set1(sums[q]);
+        for (int v = 0; v < V; ++v) S::store(a.out[q] + dim + 16 * v, S::div(acc[q][v], sum));
+    }
+}
+
+template <class S, int Q>
+void attend_queries(const Attention& a) {
+    int longest = 0;
+    for (int q = 0; q < Q; ++q) longest = a.lengths[q] > longest ? a.lengths[q] : longest;
+    key_scores<S, Q>(a, (longest + 15) / 16);
+    float sums[Q];
+    for (int q = 0; q < Q; ++q) {
+        sums[q] = softmax_weights<S>(a.scores + q * a.score_stride, a.lengths[q]);
+    }
+    int dim = 0;
+    for (; dim + 64 <= a.head_dim; dim += 64) weighted_values<S, Q, 4>(a, dim, sums);
+    for (; dim < a.head_dim; dim += 32) weighted_values<S, Q, 2>(a, dim, sums);
 }
 
 template <class S>
 void attend(const Attention& a) {
-    int longest = 0;
-    for (int i = 0; i < a.queries; ++i) longest = a.lengths[i] > longest ? a.lengths[i] : longest;
-    const int blocks = (longest + 15) / 16;
     switch (a.queries) {
-        case 1: key_scores<S, 1>(a, blocks); break;
-        case 2: key_scores<S, 2>(a, blocks); break;
-        case 3: key_scores<S, 3>(a, blocks); break;
-        default: key_scores<S, 4>(a, blocks); break;
-    }
-    for (int i = 0; i < a.queries; ++i) {
-        const float sum = softmax_weights<S>(a.scores + i * a.score_stride, a.lengths[i]);
-        int dim = 0;
-        for (; dim + 64 <= a.head_dim; dim += 64) weighted_values<S, 4>(a, i, dim, sum);
-        for (; dim < a.head_dim; dim += 16) weighted_values<S, 1>(a, i, dim, sum);
+        case 1: attend_queries<S, 1>(a); break;
+        case 2: attend_queries<S, 2>(a); break;
+        case 3: attend_queries<S, 3>(a); break;
+        default: attend_queries<S, 4>(a); break;
     }
 }
 

@@ -53,7 +53,7 @@ struct Kernels {
     void (*to_half)(const float* x, int n, uint16_t* out);
     void (*attend)(const Attention& a);
     void (*swiglu)(const float* gate, const float* up, int n, float* out);
-    Best (*argmax)(const float* x, int n);                   // ties: the lowest index
+    Best (*argmax)(const float* x, int n);                    // ties: the lowest index
     float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
 };
 

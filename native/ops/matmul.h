@@ -76,8 +76,7 @@ void tile_s8(const uint8_t* tile, int blocks, const Rows& rows, int first, typen
 
 // Float weights take float activations: out[n] = sum_k w_k x_k, ascending.
 template <class S, int R, Format format>
-void tile_float(const uint8_t* tile, int columns, const Rows& rows, int first,
-                typename S::F* out) {
+void tile_float(const uint8_t* tile, int columns, const Rows& rows, int first, typename S::F* out) {
     typename S::F acc[R];
     for (int r = 0; r < R; ++r) acc[r] = S::set1(0.0f);
     const float* x = rows.x + static_cast<size_t>(first) * rows.columns;
@@ -115,8 +114,8 @@ void tile_rows_product(const uint8_t* tile, const Rows& rows, int first, float* 
 
 // Takes the rows that are left, R or fewer at a time.
 template <class S, Format format, int R>
-void remaining_rows(const uint8_t* tile, const Rows& rows, int first, float* out,
-                    size_t out_stride, bool accumulate) {
+void remaining_rows(const uint8_t* tile, const Rows& rows, int first, float* out, size_t out_stride,
+                    bool accumulate) {
     if constexpr (R > 0) {
         if (rows.rows - first >= R) {
             tile_rows_product<S, format, R>(tile, rows, first, out, out_stride, accumulate);

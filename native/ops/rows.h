@@ -6,7 +6,8 @@
 
 namespace drafthead::ops {
 
-// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 == 0.
+// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 ==
+// 0.
 template <class S>
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
     auto squares = S::set1(0.0f);

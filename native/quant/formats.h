@@ -9,8 +9,8 @@
 //   f16      1 of K     16 halves                                 as stored
 //   f32      1 of K     16 floats                                 as stored
 //
-// Byte 4 * row + b of the j-th 64 bytes belongs to weight k = 4 j + b (s8), or to k = 8 j + b in its
-// low and k = 8 j + 4 + b in its high nibble (u4m): one 64-byte load gives 16 rows x 4 weights.
+// Byte 4 * row + b of the j-th 64 bytes belongs to weight k = 4 j + b (s8), or to k = 8 j + b in
+// its low and k = 8 j + 4 + b in its high nibble (u4m): one 64-byte load gives 16 rows x 4 weights.
 #pragma once
 
 #include <cstddef>

@@ -116,9 +116,8 @@ void dequantize_row(const Matrix& m, int row, float* out) {
                 for (int k = 0; k < block_k; ++k) {
                     const uint8_t byte = tile[64 * (k / 8) + 4 * lane + k % 4];
                     const int q = (k / 4) % 2 == 0 ? byte & 15 : byte >> 4;
-                    out[b * block_k + k] =
-                        half_at(tile + 256 + 2 * lane) * static_cast<float>(q) +
-                        half_at(tile + 288 + 2 * lane);
+                    out[b * block_k + k] = half_at(tile + 256 + 2 * lane) * static_cast<float>(q) +
+                                           half_at(tile + 288 + 2 * lane);
                 }
                 break;
             case Format::s8:

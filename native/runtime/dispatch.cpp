@@ -30,8 +30,8 @@ const Kernels* find(const std::string& name) {
         if (name == table->name) return table;
         known += (known.empty() ? "" : ", ") + std::string(table->name);
     }
-    throw std::invalid_argument("instruction set '" + name + "' is not available here; this machine runs " +
-                                known);
+    throw std::invalid_argument("instruction set '" + name +
+                                "' is not available here; this machine runs " + known);
 }
 
 const Kernels* at_start() {

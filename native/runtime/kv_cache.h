@@ -40,8 +40,8 @@ public:
     }
 
     void store_key(int layer, int head, int position, const uint16_t* key) {
-        uint16_t* to = keys(layer, head) + static_cast<size_t>(position / 16) * head_dim_ * 16 +
-                       position % 16;
+        uint16_t* to =
+            keys(layer, head) + static_cast<size_t>(position / 16) * head_dim_ * 16 + position % 16;
         for (int i = 0; i < head_dim_; ++i) to[i * 16] = key[i];
     }
 
@@ -51,9 +51,9 @@ private:
                static_cast<size_t>(head_dim_);
     }
     size_t offset(int layer, int head) const {
-        return static_cast<size_t>(layer) * layer_size() +
-               static_cast<size_t>(head) * static_cast<size_t>(cells_) *
-                   static_cast<size_t>(head_dim_);
+        return static_cast<size_t>(layer) * layer_size() + static_cast<size_t>(head) *
+                                                               static_cast<size_t>(cells_) *
+                                                               static_cast<size_t>(head_dim_);
     }
 
     int layers_, kv_heads_, head_dim_, cells_, capacity_;

@@ -65,15 +65,12 @@ struct Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
     }
     static I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    static I iadd(I a, I b) {
-        return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
-    }
+    static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
     static void store_i8(int8_t* p, I a) {
-        const __m256i words =
-            _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0b11011000);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                         _mm_packs_epi16(_mm256_castsi256_si128(words),
-                                         _mm256_extracti128_si256(words, 1)));
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0b11011000);
+        _mm_storeu_si128(
+            reinterpret_cast<__m128i*>(p),
+            _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
     }
     static int32_t reduce_iadd(I a) {
         const __m256i b = _mm256_add_epi32(a.lo, a.hi);

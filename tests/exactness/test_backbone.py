@@ -1,0 +1,118 @@
+"""The numerics contract on a whole model: == on the raw buffers, no tolerance anywhere."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from drafthead import _native
+from drafthead.backbone.handle import Backbone, KvCache, Segment
+
+TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 272, 560)]
+FEW = TOKENS[:70]
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def run_chunks(backbone: Backbone, tokens: list[int], chunk: int, cache: KvCache | None = None):
+    """Logits and hidden states of every row, fed `chunk` rows a pass."""
+    cache = cache or backbone.new_cache(len(tokens))
+    parts = [
+        backbone.forward([Segment(cache, tokens[i : i + chunk])], want="logits")
+        for i in range(0, len(tokens), chunk)
+    ]
+    return np.concatenate([p.logits for p in parts]), np.concatenate([p.hidden for p in parts])
+
+
+@lru_cache
+def one_by_one(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The reference: one row a pass, one thread, the scalar definition."""
+    before = _native.active_isa()
+    _native.set_isa("scalar")
+    try:
+        return run_chunks(Backbone.open(path, threads=1), TOKENS, 1)
+    finally:
+        _native.set_isa(before)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 32, 512])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_chunks_and_threads_change_no_bit(tiny_path, every_isa, chunk, threads):
+    backbone = Backbone.open(tiny_path, threads=threads)
+    logits, hidden = one_by_one(tiny_path)
+    for isa in every_isa:
+        _native.set_isa(isa)
+        found = run_chunks(backbone, TOKENS, chunk)
+        assert same_bits(found[0], logits), isa
+        assert same_bits(found[1], hidden), isa
+
+
+@pytest.mark.parametrize("rows", range(1, 18))
+def test_verify_widths_change_no_bit(tiny_path, every_isa, rows):
+    """A pass of M rows after a context of 37: row i equals the one-row pass at its position."""
+    backbone = Backbone.open(tiny_path, threads=2)
+    logits, _ = one_by_one(tiny_path)
+    for isa in every_isa:
+        _native.set_isa(isa)
+        cache = backbone.new_cache(64)
+        backbone.forward([Segment(cache, TOKENS[:37])])
+        found = backbone.forward([Segment(cache, TOKENS[37 : 37 + rows])], want="logits").logits
+        assert same_bits(found, logits[37 : 37 + rows]), isa
+
+
+def test_rejected_rows_leave_no_trace(tiny_path):
+    """Wrong drafts of every length at every position, rolled back, then the right token."""
+    backbone = Backbone.open(tiny_path, threads=2)
+    logits, _ = one_by_one(tiny_path)
+    cache = backbone.new_cache(96)
+    for i, token in enumerate(FEW):
+        wrong = [(t + 1 + i) % 272 for t in TOKENS[i + 1 : i + 1 + i % 8]]
+        found = backbone.forward([Segment(cache, [token, *wrong])], want="logits").logits
+        assert same_bits(found[0], logits[i])
+        cache.rollback(i + 1)
+
+
+def test_strangers_in_the_pass_change_no_bit(tiny_path):
+    backbone = Backbone.open(tiny_path, threads=2)
+    logits, _ = one_by_one(tiny_path)
+    mine = backbone.new_cache(96)
+    for i in range(0, 60, 3):
+        strangers = [
+            Segment(backbone.new_cache(40), [(7 * i + j) % 272 for j in range(1 + (i + n) % 9)])
+            for n in range(i % 4)
+        ]
+        order = [*strangers[: i % 2], Segment(mine, FEW[i : i + 3]), *strangers[i % 2 :]]
+        found = backbone.forward(order, want="logits").logits
+        first = sum(len(s.tokens) for s in strangers[: i % 2])
+        assert same_bits(found[first : first + 3], logits[i : i + 3])
+
+
+def test_cells_have_the_same_bits_however_they_were_written(tiny_path):
+    backbone = Backbone.open(tiny_path, threads=2)
+    caches = []
+    for chunk in (1, 5, 70):
+        caches.append(backbone.new_cache(70))
+        run_chunks(backbone, FEW, chunk, caches[-1])
+    for layer in range(2):
+        for other in caches[1:]:
+            for view in ("key_view", "value_view"):
+                a, b = getattr(caches[0], view)(layer), getattr(other, view)(layer)
+                assert np.array_equal(a.view(np.uint16), b.view(np.uint16))
+
+
+@pytest.mark.backbone
+def test_the_embedded_backbone_keeps_the_contract(backbone, every_isa):
+    """Real weights: verify widths, chunkings and the two fast instruction sets."""
+    tokens = [int(t) for t in np.random.default_rng(9).integers(0, 49152, 48)]
+    logits, hidden = run_chunks(backbone, tokens, 1)
+    for isa in every_isa[:-1]:
+        _native.set_isa(isa)
+        for chunk in (2, 3, 5, 17, 48):
+            found = run_chunks(backbone, tokens, chunk)
+            assert same_bits(found[0], logits), (isa, chunk)
+            assert same_bits(found[1], hidden), (isa, chunk)

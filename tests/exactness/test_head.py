@@ -1,0 +1,249 @@
+"""The native MTP head: its maths, its bits, and what "zero-copy" promises."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from drafthead import _native
+from drafthead.backbone.handle import Backbone, Segment
+from tests.tiny import TinySpec
+
+SPEC = TinySpec()
+D, FF, QUERY = SPEC.width, 128, SPEC.heads * SPEC.head_dim
+DRAFT_IDS = np.concatenate([np.arange(16 * t, 16 * t + 16) for t in (0, 2, 3, 7, 16)])
+KV_LAYERS = [1, 0]
+TOKENS = [int(t) for t in np.random.default_rng(11).integers(0, 272, 90)]
+
+
+def head_weights(seed: int = 2) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        return rng.normal(0, 1.5 / np.sqrt(columns), (rows, columns)).astype(np.float32)
+
+    def norm() -> np.ndarray:
+        return (1 + 0.1 * rng.normal(size=D)).astype(np.float32)
+
+    weights = {
+        "embedding_norm.weight": norm(),
+        "hidden_norm.weight": norm(),
+        "pre_projection.weight": matrix(D, 2 * D),
+        "model.norm.weight": norm(),
+    }
+    for i in range(len(KV_LAYERS)):
+        at = f"model.layers.{i}."
+        weights |= {
+            at + "input_layernorm.weight": norm(),
+            at + "pre_feedforward_layernorm.weight": norm(),
+            at + "self_attn.q_proj.weight": matrix(QUERY, D),
+            at + "self_attn.o_proj.weight": matrix(D, QUERY),
+            at + "mlp.gate_proj.weight": matrix(FF, D),
+            at + "mlp.up_proj.weight": matrix(FF, D),
+            at + "mlp.down_proj.weight": matrix(D, FF),
+        }
+    return weights
+
+
+def build(backbone: Backbone, weights: dict[str, np.ndarray]) -> _native.MtpHead:
+    ids = DRAFT_IDS.astype(np.int32)
+    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids)
+    for name, values in weights.items():
+        kind = Type.F32 if values.ndim == 1 else Type.Q8_0
+        data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
+        rows = 1 if values.ndim == 1 else len(values)
+        head.set_tensor(name, int(kind), rows, values.shape[-1], data)
+    head.finish()
+    return head
+
+
+def prefilled(backbone: Backbone, tokens: list[int]):
+    cache = backbone.new_cache(SPEC.context)
+    result = backbone.forward([Segment(cache, tokens)], rows="last")
+    return cache, result.hidden[-1], int(result.tokens[-1])
+
+
+def reference_steps(backbone, weights, cache, token, hidden, steps):
+    """The head's formulas in float64, with Q8_0 weights and no rounding of activations."""
+    w = {
+        name: v.astype(np.float64)
+        if v.ndim == 1
+        else gguf.dequantize(gguf.quantize(v, Type.Q8_0), Type.Q8_0).reshape(v.shape)
+        for name, v in weights.items()
+    }
+    n, half = cache.length, SPEC.head_dim // 2
+    angle = n * SPEC.rope_base ** (-2 * np.arange(half) / SPEC.head_dim)
+    rows = backbone.native.output_rows(DRAFT_IDS.astype(np.int32)).astype(np.float64)
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean() + SPEC.eps) * w[name]
+
+    state, tokens, confidences = hidden.astype(np.float64), [], []
+    for _ in range(steps):
+        embedded = backbone.native.embed(np.array([token], np.int32))[0].astype(np.float64)
+        joined = [norm(embedded, "embedding_norm.weight"), norm(state, "hidden_norm.weight")]
+        x = w["pre_projection.weight"] @ np.concatenate(joined)
+        for i, layer in enumerate(KV_LAYERS):
+            at = f"model.layers.{i}."
+            q = (
+                w[at + "self_attn.q_proj.weight"] @ norm(x, at + "input_layernorm.weight")
+            ).reshape(SPEC.heads, SPEC.head_dim)
+            a, b = q[:, :half], q[:, half:]
+            q = np.concatenate(
+                [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], 1
+            )
+            blocks = cache.key_view(layer).astype(np.float64)
+            k = blocks.transpose(0, 1, 3, 2).reshape(SPEC.kv_heads, -1, SPEC.head_dim)[:, :n]
+            v = cache.value_view(layer).astype(np.float64)[:, :n]
+            out = []
+            for h in range(SPEC.heads):
+                kv = h // (SPEC.heads // SPEC.kv_heads)
+                s = k[kv] @ q[h] / np.sqrt(SPEC.head_dim)
+                p = np.exp(s - s.max())
+                out.append(p @ v[kv] / p.sum())
+            x = x + w[at + "self_attn.o_proj.weight"] @ np.concatenate(out)
+            y = norm(x, at + "pre_feedforward_layernorm.weight")
+            gate = w[at + "mlp.gate_proj.weight"] @ y
+            hidden_ff = gate / (1 + np.exp(-gate)) * (w[at + "mlp.up_proj.weight"] @ y)
+            x = x + w[at + "mlp.down_proj.weight"] @ hidden_ff
+        state = norm(x, "model.norm.weight")
+        logits = rows @ state
+        p = np.exp(logits - logits.max())
+        tokens.append(int(DRAFT_IDS[logits.argmax()]))
+        confidences.append(p.max() / p.sum())
+        token = tokens[-1]
+    return tokens, confidences
+
+
+@pytest.fixture
+def backbone(tiny_path) -> Backbone:
+    return Backbone.open(tiny_path, threads=2)
+
+
+def test_drafts_follow_the_formulas(backbone):
+    """Only the int8 rounding of activations differs; it may flip a near tie, so 9 of 10 drafts."""
+    weights = head_weights()
+    head = build(backbone, weights)
+    same = first_errors = 0
+    for length in range(5, 85, 4):
+        cache, hidden, token = prefilled(backbone, TOKENS[:length])
+        found, confidences = head.draft(cache, token, hidden, 3, 0.0)
+        expected, sure = reference_steps(backbone, weights, cache, token, hidden, 3)
+        same += found.tolist() == expected
+        if found[0] == expected[0]:
+            first_errors = max(first_errors, abs(float(confidences[0]) - sure[0]))
+    assert same >= 18, f"{same} of 20 drafts are the reference's"
+    assert first_errors < 0.05
+
+
+def test_drafts_have_the_same_bits_on_every_isa_and_thread_count(tiny_path, every_isa):
+    weights, seen = head_weights(), []
+    for threads in (1, 2, 4):
+        backbone = Backbone.open(tiny_path, threads=threads)
+        head = build(backbone, weights)
+        cache, hidden, token = prefilled(backbone, TOKENS)
+        for isa in every_isa:
+            _native.set_isa(isa)
+            ids, confidences = head.draft(cache, token, hidden, 6, 0.0)
+            seen.append((ids.tolist(), confidences.view(np.uint32).tolist()))
+    assert all(draft == seen[0] for draft in seen)
+    assert len(seen[0][0]) == 6
+
+
+def test_the_head_reads_the_very_buffers_the_backbone_wrote(backbone):
+    """The addresses are the cache's own; change a value there and the draft's confidence moves."""
+    head = build(backbone, head_weights())
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    views = [(cache.key_view(i), cache.value_view(i)) for i in KV_LAYERS]
+    assert head.attended_addresses(cache) == [(k.ctypes.data, v.ctypes.data) for k, v in views]
+    _, before = head.draft(cache, token, hidden, 1, 0.0)
+    views[0][1][:, :90, :] *= -1
+    _, after = head.draft(cache, token, hidden, 1, 0.0)
+    assert before[0] != after[0]
+
+
+def test_drafting_writes_no_cell_and_sees_no_stale_one(backbone):
+    head = build(backbone, head_weights())
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    cache.rollback(60)
+    draft = [x.tolist() for x in head.draft(cache, token, hidden, 3, 0.0)]
+    for layer in range(SPEC.layers):
+        keys, values = cache.key_view(layer), cache.value_view(layer)
+        for position in range(60, SPEC.context):
+            keys[:, position // 16, :, position % 16] = np.nan
+            values[:, position, :] = np.nan
+    before = [cache.key_view(i).tobytes() + cache.value_view(i).tobytes() for i in range(2)]
+    assert [x.tolist() for x in head.draft(cache, token, hidden, 3, 0.0)] == draft
+    assert [cache.key_view(i).tobytes() + cache.value_view(i).tobytes() for i in range(2)] == before
+    assert cache.length == 60
+
+
+def test_memory_does_not_grow_with_the_context(backbone):
+    head = build(backbone, head_weights())
+    sizes = []
+    for repeat in (1, 3, 7):
+        cache, hidden, token = prefilled(backbone, TOKENS * repeat)
+        head.draft(cache, token, hidden, 4, 0.0)
+        sizes.append(head.nbytes)
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_the_head_holds_no_copy_of_embedding_or_output_rows(tmp_path):
+    """Its bytes are the same for a backbone with four times the vocabulary."""
+    from tests.tiny import write_tiny_llama
+
+    sizes = []
+    for vocab in (272, 1088):
+        path = tmp_path / f"{vocab}.gguf"
+        write_tiny_llama(path, SPEC.with_(vocab=vocab))
+        sizes.append(build(Backbone.open(path, threads=1), head_weights()).nbytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_a_draft_stops_at_low_confidence_and_before_non_finite_scores(backbone):
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    head = build(backbone, head_weights())
+    ids, confidences = head.draft(cache, token, hidden, 6, 0.0)
+    threshold = float(np.sort(confidences)[3])
+    stop = int(np.flatnonzero(confidences < threshold)[0])
+    short, _ = head.draft(cache, token, hidden, 6, threshold)
+    assert short.tolist() == ids[: stop + 1].tolist()
+    weights = head_weights()
+    weights["model.norm.weight"][:] = np.nan
+    assert len(build(backbone, weights).draft(cache, token, hidden, 6, 0.0)[0]) == 0
+    assert len(head.draft(cache, token, hidden, 0, 0.0)[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (np.arange(1, 17), "aligned"),
+        (np.arange(16)[::-1], "aligned"),
+        (np.concatenate([np.arange(16, 32), np.arange(16)]), "ascending"),
+        (np.concatenate([np.arange(8), np.arange(9, 17)]), "breaks its group"),
+        (np.arange(272, 288), "aligned"),
+        (np.arange(8), "whole groups"),
+        (np.zeros(0), "whole groups"),
+    ],
+)
+def test_a_draft_vocabulary_must_be_whole_tiles(backbone, ids, reason):
+    with pytest.raises(ValueError, match=reason):
+        _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids.astype(np.int32))
+
+
+def test_missing_and_misshapen_tensors_are_named(backbone):
+    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, DRAFT_IDS.astype(np.int32))
+    with pytest.raises(ValueError, match="missing"):
+        head.finish()
+    norm = np.ones(D, np.float32).view(np.uint8)
+    with pytest.raises(ValueError, match="no place"):
+        head.set_tensor("lm_head.weight", 0, 1, D, norm)
+    with pytest.raises(ValueError, match="expected 1 x 64"):
+        head.set_tensor("model.norm.weight", 0, 1, 32, norm[:128])
+    head.set_tensor("model.norm.weight", 0, 1, D, norm)
+    with pytest.raises(ValueError, match="twice"):
+        head.set_tensor("model.norm.weight", 0, 1, D, norm)
+    with pytest.raises(ValueError, match="layer 2"):
+        _native.MtpHead(backbone.native, {"d_ff": FF}, [2], DRAFT_IDS.astype(np.int32))

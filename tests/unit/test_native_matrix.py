@@ -1,0 +1,110 @@
+"""A packed matrix: equal to the file's values, exact for every number of rows, on every ISA."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from drafthead import _native
+
+TYPES = [Type.F32, Type.F16, Type.Q4_1, Type.Q8_0]
+ROWS, COLUMNS = 72, 320  # the last tile is half empty
+
+
+def packed(kind: Type, seed: int = 0) -> tuple[_native.Matrix, np.ndarray]:
+    values = np.random.default_rng(seed).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    data = gguf.quantize(values, kind)
+    matrix = _native.Matrix(int(kind), ROWS, COLUMNS, data.view(np.uint8).reshape(-1))
+    return matrix, gguf.dequantize(data, kind).reshape(ROWS, COLUMNS)
+
+
+def activations(rows: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, COLUMNS)).astype(np.float32)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def int8_blocks(x: np.ndarray) -> np.ndarray:
+    """Activations as the contract quantises them: d = max / 127 in blocks of 32."""
+    blocks = x.reshape(x.shape[0], -1, 32).astype(np.float64)
+    d = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / d) * d).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_dequantize_equals_the_reference_reader(kind):
+    matrix, reference = packed(kind)
+    assert same_bits(matrix.dequantize(), reference.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_packed_bytes_equal_the_files_bytes(kind):
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    matrix = _native.Matrix(int(kind), 64, 320, np.zeros(64 * 320 // block * size, np.uint8))
+    assert matrix.nbytes == 64 * 320 // block * size
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_multiply_equals_the_float_product_within_rounding(kind, every_isa):
+    """The tolerance is what float32 accumulation of 320 products may lose: K eps sum |w x|."""
+    matrix, weights = packed(kind)
+    x = activations(5)
+    seen = x.astype(np.float64) if kind in (Type.F32, Type.F16) else int8_blocks(x)
+    exact = seen @ weights.astype(np.float64).T
+    room = COLUMNS * np.finfo(np.float32).eps * (np.abs(seen) @ np.abs(weights.T))
+    for isa in every_isa:
+        _native.set_isa(isa)
+        worst = np.max(np.abs(matrix.multiply(x) - exact) / room)
+        assert worst <= 1, f"{isa}: off by {worst} times the rounding bound"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_row_has_the_same_bits_alone_and_in_any_company(kind, every_isa):
+    """M in 1..17, every row against the one-row product, every ISA against the first."""
+    matrix, _ = packed(kind)
+    x = activations(17)
+    alone = np.concatenate([matrix.multiply(x[i : i + 1]) for i in range(17)])
+    for isa in every_isa:
+        _native.set_isa(isa)
+        for m in range(1, 18):
+            assert same_bits(matrix.multiply(x[:m]), alone[:m]), f"{isa}, {m} rows"
+
+
+@pytest.mark.parametrize("value", [-128, -127, 127])
+def test_extreme_int8_weights_do_not_saturate(value, every_isa):
+    """32 products of 127 and -128 stay exact on the 16-bit step of AVX2 too."""
+    block = np.zeros(16, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+    block["d"], block["q"] = 1, value
+    matrix = _native.Matrix(int(Type.Q8_0), 16, 32, block.view(np.uint8).reshape(-1))
+    for sign in (1, -1):
+        x = np.full((1, 32), sign * 127, np.float32)
+        for isa in every_isa:
+            _native.set_isa(isa)
+            assert (matrix.multiply(x) == 32.0 * value * sign * 127).all(), isa
+
+
+def test_zero_and_non_finite_activations_are_defined(every_isa):
+    matrix, _ = packed(Type.Q4_1)
+    x = activations(3)
+    x[0] = 0
+    x[1, 7] = np.nan
+    x[2, 40] = np.inf
+    results = []
+    for isa in every_isa:
+        _native.set_isa(isa)
+        results.append(np.nan_to_num(matrix.multiply(x), nan=1e9))
+        assert (results[-1][0] == 0).all()
+        assert np.array_equal(results[-1], results[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "reason"),
+    [(12, 16, 256, "not supported"), (8, 16, 33, "rows x columns"), (8, 0, 32, "rows x columns")],
+)
+def test_bad_matrices_are_refused(kind, rows, columns, reason):
+    with pytest.raises(ValueError, match=reason):
+        _native.Matrix(kind, rows, columns, np.zeros(10, np.uint8))
