@@ -10,9 +10,12 @@ namespace drafthead {
 
 namespace {
 
-// Roughly 20 us of spinning before giving the core away, 200 us before sleeping between jobs.
-constexpr int spins_before_yield = 1 << 10;
-constexpr int spins_before_sleep = 1 << 13;
+// A waiting thread spins, since the others are microseconds away. Where every thread has a core it
+// gives its own up only after about a millisecond: whoever yields to another process gets the core
+// back a time slice later, and the whole team waits. With more threads than cores it must yield soon.
+constexpr int spins_before_yield = 1 << 15;
+constexpr int spins_before_yield_crowded = 1 << 7;
+constexpr int spins_before_sleep = 1 << 13;  // between jobs: about 200 us
 
 void pause() {
 #if defined(__x86_64__)
@@ -32,8 +35,10 @@ void Team::barrier() {
         phase_.store(phase + 1, std::memory_order_release);
         return;
     }
+    static const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    const int patience = size <= cores ? spins_before_yield : spins_before_yield_crowded;
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-        if (spins < spins_before_yield) {
+        if (spins < patience) {
             pause();
         } else {
             std::this_thread::yield();

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-def available_isas() -> list[str]: ...   # best first, e.g. ["avx512", "avx2", "scalar"]
+def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "scalar"]
 def active_isa() -> str: ...
-def set_isa(name: str) -> None: ...      # ValueError where unknown or not on this machine
+def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
 
 class Backbone:
     def __init__(self, spec: Mapping[str, int | float], threads: int) -> None: ...
@@ -21,17 +21,17 @@ class Backbone:
         self,
         caches: Sequence[KvCache],
         counts: Sequence[int],
-        tokens: NDArray[np.int32],   # (M,), the segments one after the other
+        tokens: NDArray[np.int32],  # (M,), the segments one after the other
         outputs: NDArray[np.int32],  # (R,), indices into the M rows
-        level: int,                  # 0 hidden only, 1 + argmax tokens, 2 + logits
+        level: int,  # 0 hidden only, 1 + argmax tokens, 2 + logits
     ) -> tuple[NDArray[np.float32], NDArray[np.int32] | None, NDArray[np.float32] | None]: ...
-    def embed(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...        # (n, D)
+    def embed(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
     def output_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
     threads: int
     @property
-    def weight_bytes(self) -> int: ...   # packed weights
+    def weight_bytes(self) -> int: ...  # packed weights
     @property
-    def pass_bytes(self) -> int: ...     # weights streamed by a one-row pass
+    def pass_bytes(self) -> int: ...  # weights streamed by a one-row pass
 
 class KvCache:
     def __init__(self, backbone: Backbone, capacity: int) -> None: ...
@@ -42,22 +42,40 @@ class KvCache:
     @property
     def nbytes(self) -> int: ...
     def rollback(self, length: int) -> None: ...
-    def key_view(self, layer: int) -> NDArray[np.float16]: ...    # (kv_heads, blocks, head_dim, 16)
+    def key_view(self, layer: int) -> NDArray[np.float16]: ...  # (kv_heads, blocks, head_dim, 16)
     def value_view(self, layer: int) -> NDArray[np.float16]: ...  # (kv_heads, cells, head_dim)
 
+class Matrix:
+    def __init__(
+        self, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
+    ) -> None: ...
+    def multiply(self, x: NDArray[np.float32]) -> NDArray[np.float32]: ...  # (M, K) -> (M, N)
+    def dequantize(self) -> NDArray[np.float32]: ...  # (N, K)
+    @property
+    def nbytes(self) -> int: ...
+
 class MtpHead:
-    def __init__(self, backbone: Backbone, spec: Mapping[str, int | float], kv_layers: Sequence[int],
-                 draft_token_ids: NDArray[np.int32]) -> None: ...
+    def __init__(
+        self,
+        backbone: Backbone,
+        spec: Mapping[str, int | float],
+        kv_layers: Sequence[int],
+        draft_token_ids: NDArray[np.int32],
+    ) -> None: ...
     def set_tensor(
         self, name: str, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
     ) -> None: ...
     def finish(self) -> None: ...
     def draft(
-        self, cache: KvCache, token: int, hidden: NDArray[np.float32], max_tokens: int,
+        self,
+        cache: KvCache,
+        token: int,
+        hidden: NDArray[np.float32],
+        max_tokens: int,
         min_confidence: float,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
     @property
-    def nbytes(self) -> int: ...         # own weights and scratch; independent of the context
+    def nbytes(self) -> int: ...  # own weights and scratch; independent of the context
     @property
-    def step_bytes(self) -> int: ...     # bytes streamed by one draft step, shared rows included
+    def step_bytes(self) -> int: ...  # bytes streamed by one draft step, shared rows included
     def attended_addresses(self, cache: KvCache) -> list[tuple[int, int]]: ...  # (key, value) data

@@ -1,0 +1,226 @@
+"""Render the measured numbers: docs/results.md, and the RESULTS and TRANSCRIPT blocks of README.md.
+
+    python scripts/make_results.py           write them
+    python scripts/make_results.py --check   exit 1 with a sentence where one is stale
+
+Sources: docs/results.json, which `make bench` writes (the JSON of `drafthead bench`), and
+docs/transcript.txt, the output of `drafthead demo`. Nothing here computes a ratio: the counts were
+pooled and divided where they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_MEASURED = "_Not measured yet: `make bench` measures, `make docs` puts the numbers here._"
+NOT_RECORDED = (
+    "_Not recorded yet: `drafthead demo > docs/transcript.txt` records, "
+    "`make docs` puts the text here._"
+)
+NOTHING = "-"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    """Format a number, or a dash where there is none: nothing drafted, no counter here."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def spread(value: dict[str, float] | None, digits: int = 2) -> str:
+    """Format a median with its 10th and 90th percentile."""
+    if value is None or value["median"] is None:
+        return NOTHING
+    low, high = number(value["p10"], digits), number(value["p90"], digits)
+    return f"{number(value['median'], digits)} ({low}-{high})"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Lay out a Markdown table: first column text, the others right-aligned."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine_line(results: dict[str, Any]) -> str:
+    """Say in one sentence what was measured, and on what."""
+    machine = results["machine"]
+    return (
+        f"Measured with drafthead {results['drafthead']} and {results['backbone']['name']} on "
+        f"{machine['cpu']}: {machine['cores']} cores, {machine['threads']} threads, "
+        f"{machine['isa']}, {number(machine['memory_read_gb_s'], 1)} GB/s memory read."
+    )
+
+
+def identical(arm: dict[str, Any]) -> str:
+    """Say whether the arm's tokens were those of plain decoding."""
+    return {True: "yes", False: "NO", None: NOTHING}[arm["identical"]]
+
+
+def speed_table(results: dict[str, Any]) -> str:
+    """Lay out the drafting arms, each beside plain decoding of the same task in the same run."""
+    plain = {arm["task"]: arm for arm in results["arms"] if arm["drafter"] == "plain"}
+    header = [
+        "Task", "Drafter", "Prompts", "τ", "tok/s plain", "tok/s", "Speed-up (p10-p90)",
+        "Same tokens",
+    ]  # fmt: skip
+    rows = [
+        [
+            arm["task"],
+            arm["drafter"],
+            number(arm["prompts"]),
+            number(arm["tau"], 2),
+            number(plain[arm["task"]]["tok_s"]["median"]),
+            number(arm["tok_s"]["median"]),
+            spread(arm["speedup_vs_plain"]),
+            identical(arm),
+        ]
+        for arm in results["arms"]
+        if arm["drafter"] != "plain"
+    ]
+    return table(header, rows)
+
+
+def readme_results(results: dict[str, Any] | None) -> str:
+    """Return the README's RESULTS block."""
+    if results is None:
+        return NOT_MEASURED
+    return (
+        f"{speed_table(results)}\n\n{machine_line(results)} Both arms ran interleaved in one run; "
+        "`make bench` measures again, [docs/results.md](docs/results.md) has every count."
+    )
+
+
+def counts_table(results: dict[str, Any]) -> str:
+    """Lay out every arm with its pooled counts."""
+    header = [
+        "Task", "Drafter", "Prompts", "Tokens", "Looped", "Passes", "Drafted", "Accepted", "τ",
+        "Accepted @1, @2, …", "tok/s (p10-p90)", "First token ms", "CPU s a token", "J a token",
+    ]  # fmt: skip
+    rows = [
+        [
+            arm["task"],
+            arm["drafter"],
+            *[number(arm[key]) for key in ("prompts", "tokens", "looped", "passes")],
+            *[number(arm[key]) for key in ("drafted", "accepted")],
+            number(arm["tau"], 2),
+            " ".join(number(rate, 2) for rate in arm["accept_at"] or []) or NOTHING,
+            spread(arm["tok_s"], 0),
+            number(arm["ttft_ms"], 1),
+            number(arm["cpu_s_per_token"], 4),
+            number(arm["joules_per_token"], 3),
+        ]
+        for arm in results["arms"]
+    ]
+    return table(header, rows)
+
+
+def cost_section(results: dict[str, Any]) -> str:
+    """Lay out the time of a pass by its rows, and of a draft step."""
+    cost = results["cost"]
+    one_row_ms = cost["rows_ms"]["1"]
+    passes = [
+        [f"pass of {rows} rows", number(ms, 3), number(ms / one_row_ms, 2)]
+        for rows, ms in cost["rows_ms"].items()
+    ]
+    steps = [
+        [
+            f"draft step of {drafter}",
+            number(ms, 3),
+            number(None if ms is None else ms / one_row_ms, 2),
+        ]
+        for drafter, ms in cost["draft_step_ms"].items()
+    ]
+    streamed = f"Bytes streamed a token by plain decoding: {number(cost['bytes_per_token'])}."
+    return f"{table(['What', 'ms', 'against one row'], passes + steps)}\n\n{streamed}"
+
+
+def memory_section(results: dict[str, Any]) -> str:
+    """Lay out what the backbone and each drafter hold in memory."""
+    memory = results["memory"]
+    rows = [
+        [
+            "backbone",
+            number(memory["backbone_bytes"]),
+            number(memory["kv_bytes_per_token"]),
+            NOTHING,
+        ]
+    ]
+    rows += [
+        [name, *[number(use[key]) for key in ("weights_bytes", "kv_bytes_per_token", "peak_bytes")]]
+        for name, use in memory["drafters"].items()
+    ]
+    return table(["Part", "Weights bytes", "KV bytes a token", "Peak bytes"], rows)
+
+
+def results_page(results: dict[str, Any]) -> str:
+    """Return docs/results.md."""
+    introduction = (
+        f"{machine_line(results)} The words are those of the [glossary](glossary.md): τ is "
+        "committed tokens a verify pass, prefill excluded, and plain decoding is 1.00."
+    )
+    parts = [
+        "<!-- Generated by scripts/make_results.py (`make docs`) from results.json. -->",
+        "# Results",
+        introduction,
+        "## Against plain decoding",
+        speed_table(results),
+        "## Every arm",
+        counts_table(results),
+        "## Cost",
+        cost_section(results),
+        "## Memory",
+        memory_section(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def fill(text: str, block: str, content: str) -> str:
+    """Replace what stands between `<!-- BLOCK -->` and `<!-- /BLOCK -->`."""
+    start, end = f"<!-- {block} -->", f"<!-- /{block} -->"
+    filled, count = re.subn(
+        f"{re.escape(start)}.*?{re.escape(end)}",
+        lambda _: f"{start}\n{content}\n{end}",
+        text,
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        sys.exit(f"README.md must have one {start} … {end} block, found {count}.")
+    return filled
+
+
+def render(root: Path) -> dict[Path, str]:
+    """Return what each generated file of the project at `root` should hold."""
+    source, transcript = root / "docs" / "results.json", root / "docs" / "transcript.txt"
+    results = json.loads(source.read_text(encoding="utf-8")) if source.exists() else None
+    recorded = NOT_RECORDED
+    if transcript.exists():
+        recorded = f"```text\n{transcript.read_text(encoding='utf-8').strip()}\n```"
+    readme = fill((root / "README.md").read_text(encoding="utf-8"), "TRANSCRIPT", recorded)
+    pages = {root / "README.md": fill(readme, "RESULTS", readme_results(results))}
+    if results is not None:
+        pages[root / "docs" / "results.md"] = results_page(results)
+    return pages
+
+
+def main() -> int:
+    """Write or check the files and return the exit status."""
+    pages = render(ROOT)
+    if "--check" not in sys.argv[1:]:
+        for path, text in pages.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, text in pages.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    if stale:
+        print(f"{', '.join(stale)} not up to date with docs/: run 'make docs'.", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

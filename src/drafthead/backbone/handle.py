@@ -1,0 +1,169 @@
+"""The backbone as Python holds it: typed, named, and nothing computed here.
+
+Shapes: M rows of a pass, R output rows, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafthead import _native
+from drafthead._native import KvCache
+from drafthead.backbone.registry import backbone_name
+from drafthead.errors import NumericsError, RequestError
+from drafthead.gguf.file import GgufFile
+from drafthead.gguf.reader import read_gguf
+from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan
+
+__all__ = ["Backbone", "KvCache", "Pass", "Segment", "default_threads"]
+
+Want = Literal["hidden", "tokens", "logits"]
+_LEVELS: dict[Want, int] = {"hidden": 0, "tokens": 1, "logits": 2}
+
+
+class Segment(NamedTuple):
+    """Tokens to append to one sequence: their rows take the positions from `cache.length` on."""
+
+    cache: KvCache
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a forward pass gave for its output rows.
+
+    hidden: (R, D) float32 after the final norm.  tokens: (R,) int32, the greedy choice, ties going
+    to the lowest id; empty where not asked for.  logits: (R, V) float32 or None.
+    """
+
+    hidden: NDArray[np.float32]
+    tokens: NDArray[np.int32]
+    logits: NDArray[np.float32] | None
+
+
+def default_threads() -> int:
+    """Count the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Backbone:
+    """A frozen model, packed for the native core."""
+
+    def __init__(self, gguf: GgufFile, spec: ModelSpec, native: _native.Backbone) -> None:
+        self.gguf = gguf
+        self.spec = spec
+        self.native = native
+        self.path = Path(gguf.path)
+        self.name = backbone_name(self.path)
+
+    @classmethod
+    def open(cls, path: str | Path, threads: int | None = None) -> Backbone:
+        """Read, check and pack a GGUF file.
+
+        Args:
+            path: the file.
+            threads: 1 or more; by default one a core. Results do not depend on it.
+
+        Raises:
+            GgufError, UnsupportedError: the file is damaged or asks for what is not there yet.
+            RequestError: an unusable number of threads.
+
+        """
+        if threads is None:
+            threads = default_threads()
+        if not 1 <= threads <= 1024:
+            raise RequestError(f"The number of threads must be between 1 and 1024, not {threads}.")
+        gguf = read_gguf(path)
+        spec = model_spec(gguf)
+        native = _native.Backbone(spec.native(), threads)
+        for tensor in tensor_plan(spec):
+            ggml_type = gguf.tensors[tensor.name].ggml_type
+            data = gguf.data(tensor.name)
+            native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data)
+        native.finish()
+        return cls(gguf, spec, native)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a pass."""
+        return self.native.threads
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self.native.weight_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        """Weight bytes that one pass streams."""
+        return self.native.pass_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values a cell of the cache takes."""
+        return 2 * 2 * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the tensors of the file: names, types, shapes and bytes."""
+        return self.gguf.fingerprint()
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        """SHA-256 over the file's vocabulary, merges and special ids."""
+        return self.gguf.tokenizer_fingerprint()
+
+    def new_cache(self, capacity: int) -> KvCache:
+        """Make an empty cache of `capacity` cells, at most the model's context length."""
+        return _native.KvCache(self.native, capacity)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        *,
+        rows: Literal["all", "last"] = "all",
+        want: Want = "tokens",
+    ) -> Pass:
+        """Run one pass over the rows of any number of sequences.
+
+        The bits of a row depend on its own sequence only. Each cache grows by its segment.
+
+        Args:
+            segments: at least one; no cache twice, none empty.
+            rows: which rows give output: all M, or the last of each segment.
+            want: hidden states alone, greedy tokens too, or logits too.
+
+        Raises:
+            ValueError: a token outside the vocabulary or rows that do not fit; nothing is written.
+            NumericsError: a row asked for tokens has no finite logit.
+
+        """
+        counts = [len(segment.tokens) for segment in segments]
+        tokens_M = np.concatenate([np.asarray(s.tokens, dtype=np.int32) for s in segments])
+        if rows == "last":
+            outputs_R = np.cumsum(counts, dtype=np.int32) - 1
+        else:
+            outputs_R = np.arange(len(tokens_M), dtype=np.int32)
+        hidden, tokens, logits = self.native.forward(
+            [segment.cache for segment in segments],
+            counts,
+            tokens_M,
+            outputs_R.astype(np.int32),
+            _LEVELS[want],
+        )
+        if tokens is None:
+            tokens = np.zeros(0, np.int32)
+        elif (tokens < 0).any():
+            raise NumericsError(
+                f"{self.path}: row {int(np.argmax(tokens < 0))} of a pass has no finite logit; the "
+                "weights hold values that the model cannot have been trained with."
+            )
+        return Pass(hidden, tokens, logits)

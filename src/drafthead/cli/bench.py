@@ -1,0 +1,152 @@
+"""`drafthead bench`: drafters against plain decoding, interleaved in one run."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drafthead.cli import output
+from drafthead.errors import RequestError
+
+if TYPE_CHECKING:
+    from drafthead.evaluation.metrics import Answer
+    from drafthead.evaluation.prompts import PromptRow
+    from drafthead.session import Session
+
+ARMS = ("plain", "mtp")
+BUILT_IN_PROMPTS = 20
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("bench", help="measure drafters against plain decoding")
+    output.add_model_flags(parser)
+    parser.add_argument("--drafters", type=output.names, default=list(ARMS), help="arms")
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="JSON lines, plain or .gz; else built in",
+    )
+    parser.add_argument("--tasks", type=output.names, default=[], help="only these, with commas")
+    parser.add_argument("--limit", type=int, default=None, help="prompts a task")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer, in tokens")
+    parser.add_argument("--max-draft", type=int, default=None, help="longest draft, in tokens")
+    parser.add_argument("--repeat", type=int, default=1, help="times everything is done")
+    parser.add_argument("--keep-loops", action="store_true", help="do not cut repeating answers")
+    parser.add_argument("--report", type=Path, default=None, help="folder for bench.json and .md")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and write the report."""
+    from drafthead.evaluation.report import arm_rows, write_report
+
+    check(args)
+    rows = read_rows(args)
+    arms = open_arms(args)
+    report = measure(args, arms, rows)
+    if args.report is not None:
+        write_report(report, args.report)
+    if args.json:
+        output.print_json(report)
+    else:
+        from drafthead.evaluation.report import COLUMNS
+
+        print(output.aligned([title for _, title in COLUMNS], arm_rows(report["arms"]), left=2))
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse numbers below 1 and unknown arms, before anything is loaded."""
+    for flag in ("limit", "max_tokens", "repeat"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            raise RequestError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.")
+    unknown = [name for name in args.drafters if name not in ARMS]
+    if unknown or not args.drafters:
+        raise RequestError(f"No arm {', '.join(unknown)}; the arms are {', '.join(ARMS)}.")
+
+
+def read_rows(args: argparse.Namespace) -> list[PromptRow]:
+    """The prompts: from files, or the built-in sets."""
+    from drafthead.evaluation.prompts import parse_row, read_prompts, select
+    from drafthead.tasks import TASKS, prompt_set
+
+    if args.prompts:
+        return select(chain.from_iterable(map(read_prompts, args.prompts)), args.tasks, args.limit)
+    count = args.limit or BUILT_IN_PROMPTS
+    built_in = [parse_row(row, row["id"]) for name in TASKS for row in prompt_set(name, count)]
+    return select(built_in, args.tasks)
+
+
+def open_arms(args: argparse.Namespace) -> dict[str, Session]:
+    """A session for each arm, all on one backbone.
+
+    Raises:
+        RequestError: the arm mtp was asked for and no head can be used.
+    """
+    from drafthead.drafters.base import NoDrafter
+    from drafthead.session import load
+
+    session = load(args.backbone, args.head, threads=args.threads, max_draft=args.max_draft)
+    if "mtp" in args.drafters and not session.drafter.active:
+        raise RequestError(
+            f"The arm mtp needs a head: {session.drafter.reason}; give one with --head, or measure "
+            "--drafters plain."
+        )
+    made = {"plain": session.using(NoDrafter()), "mtp": session}
+    return {name: made[name] for name in args.drafters}
+
+
+def measure(
+    args: argparse.Namespace, arms: dict[str, Session], rows: list[PromptRow]
+) -> dict[str, Any]:
+    """Answer every prompt with every arm, then time single passes; the object of `bench --json`."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from drafthead import __version__
+    from drafthead.evaluation.cost import measure_cost
+    from drafthead.evaluation.machine import describe
+    from drafthead.evaluation.memory import memory_section
+    from drafthead.evaluation.metrics import arm_lines
+    from drafthead.evaluation.runner import run_arms
+
+    session = next(iter(arms.values()))
+    drafting = arms.get("mtp", session)
+    bar = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*bar, console=output.console(), transient=True) as progress:
+        task = progress.add_task("answers", total=len(rows) * len(arms) * args.repeat)
+
+        def on_answer(_answer: Answer) -> None:
+            progress.advance(task)
+
+        answers = run_arms(arms, rows, args.max_tokens, args.repeat, not args.keep_loops, on_answer)
+    costs = measure_cost(drafting, (1, 2, 4, 8))
+    return {
+        "drafthead": __version__,
+        "machine": describe(session.backbone.threads),
+        "backbone": output.backbone_json(session),
+        "settings": {
+            "max_tokens": args.max_tokens,
+            "repeat": args.repeat,
+            "keep_loops": args.keep_loops,
+            "max_draft": getattr(drafting.drafting, "max_draft_tokens", None),
+        },
+        "cost": {
+            "rows_ms": costs["rows_ms"],
+            "draft_step_ms": {"mtp": costs["draft_step_ms"]} if "mtp" in arms else {},
+            "bytes_per_token": session.backbone.pass_bytes,
+        },
+        "arms": arm_lines(answers),
+        "memory": memory_section(arms),
+    }

@@ -1,0 +1,138 @@
+"""`drafthead generate`: answer a prompt, streaming on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from drafthead.cli import output
+from drafthead.errors import RequestError
+
+if TYPE_CHECKING:
+    from drafthead.session import Result, Session, Stream
+
+SAMPLING_FLAGS = ("--top-p", "--top-k", "--min-p", "--seed")
+
+
+class Refused(argparse.Action):
+    """A flag of sampling, which this version does not have: said so, never silently ignored."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Leave with a usage error."""
+        raise argparse.ArgumentError(self, "this version decodes greedily only; leave the flag out")
+
+
+def temperature(text: str) -> float:
+    """The one temperature there is: 0."""
+    value = float(text)
+    if value != 0.0:
+        raise argparse.ArgumentTypeError(
+            f"this version decodes greedily only; {text} is not offered, leave it at 0"
+        )
+    return value
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("generate", help="answer a prompt")
+    parser.add_argument("prompt", nargs="?", help="text; - or a pipe reads it from stdin")
+    output.add_model_flags(parser)
+    parser.add_argument("--drafter", default="mtp", help="mtp, or none for plain decoding")
+    parser.add_argument("--max-draft", type=int, default=None, help="longest draft, in tokens")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens")
+    parser.add_argument("--temperature", type=temperature, default=0.0, help="0: greedy decoding")
+    parser.add_argument("--system", default=None, help="system message")
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-sequence")
+    parser.add_argument(
+        "--mark", action="store_true", help="mark drafted tokens without a terminal"
+    )
+    for flag in SAMPLING_FLAGS:
+        parser.add_argument(flag, action=Refused, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer, and say on stderr how it went."""
+    from drafthead.session import finish, load
+
+    prompt = read_prompt(args.prompt)
+    session = load(args.backbone, args.head, args.drafter, args.threads, args.max_draft)
+    stream = session.stream(
+        prompt,
+        max_tokens=args.max_tokens,
+        raw=args.raw,
+        system=args.system,
+        ignore_eos=args.ignore_eos,
+    )
+    if args.json:
+        output.print_json(report(session, finish(stream)))
+        return 0
+    show(stream, style=output_style(args.mark))
+    output.warn(output.stats_line(session, stream.stats))
+    return 0
+
+
+def read_prompt(word: str | None) -> str:
+    """The prompt itself, or what stdin holds.
+
+    Raises:
+        RequestError: there is no text, or stdin is not UTF-8.
+    """
+    prompt = word
+    if word == "-" or (word is None and not sys.stdin.isatty()):
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"The prompt on stdin is not UTF-8 text: {error}.") from error
+    if prompt is None or not prompt.strip():
+        raise RequestError("The prompt is empty: give some text, or pipe it in.")
+    return prompt
+
+
+def output_style(mark: bool) -> str:
+    """Colour on a terminal, marks where they are asked for, else plain text."""
+    if mark:
+        return "marks"
+    return "colour" if output.colourful(sys.stdout) else "none"
+
+
+def show(stream: Stream, style: str) -> None:
+    """Write the answer as it comes."""
+    marker = output.Marker(style)
+    try:
+        for event in stream:
+            sys.stdout.write(marker.piece(event))
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write(marker.end() + "\n")
+        sys.stdout.flush()
+
+
+def report(session: Session, result: Result) -> dict[str, Any]:
+    """The object of `generate --json`."""
+    from drafthead.decoding.stats import accept_at, decode_tok_s, tau
+
+    stats = result.stats
+    return {
+        "text": result.text,
+        "tokens": list(result.tokens),
+        "prompt_tokens": result.prompt_tokens,
+        "finish_reason": result.finish_reason,
+        "backbone": output.backbone_json(session),
+        "drafter": output.drafter_json(session),
+        "stats": {
+            "passes": stats.passes,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "committed": stats.committed,
+            "dropped": stats.dropped,
+            "cut": stats.cut,
+            "tau": tau(stats),
+            "accept_at": accept_at(stats),
+            "prefill_ms": stats.prefill_ms,
+            "decode_ms": stats.decode_ms,
+            "tok_s": decode_tok_s(stats),
+        },
+    }

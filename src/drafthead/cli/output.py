@@ -1,0 +1,157 @@
+"""How results reach the user: JSON on stdout, tables and progress on stderr, marked drafts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from drafthead.session import Session
+    from drafthead.types import DecodeStats, TokenEvent
+
+GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
+# Accepted drafted text between these where there is no colour; rare enough to stand out.
+OPEN, CLOSE = "\u2039", "\u203a"
+LEGEND = {
+    "colour": f"{GREEN}green{PLAIN} text was drafted by the head and accepted by the backbone",
+    "marks": f"text in {OPEN}marks{CLOSE} was drafted by the head and accepted by the backbone",
+}
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which backbone and head to load."""
+    parser.add_argument("--backbone", default="smollm2-135m", help="known name, or path of a .gguf")
+    parser.add_argument("--head", default="auto", help="auto, none, or folder of a head package")
+    parser.add_argument("--threads", type=int, default=None, help="default: one a usable core")
+    add_json_flag(parser)
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """`--json`: one object on stdout and nothing else there."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+
+def numbers(text: str) -> list[int]:
+    """A flag value such as 1,2,4; for argparse."""
+    return [int(part) for part in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    """A flag value such as plain,mtp; for argparse."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(report, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Where progress and tables for people go: stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def colourful(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that wants colour (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Marker:
+    """Turns events into text in which runs of drafted-and-accepted pieces are marked."""
+
+    def __init__(self, style: str) -> None:
+        """style: "colour", "marks", or "none"."""
+        self._open, self._close = {
+            "colour": (GREEN, PLAIN),
+            "marks": (OPEN, CLOSE),
+            "none": ("", ""),
+        }[style]
+        self._inside = False
+
+    def piece(self, event: TokenEvent) -> str:
+        """The text of one event, with a mark before it where drafted and chosen text meet."""
+        if not event.text or event.drafted == self._inside:
+            return event.text
+        self._inside = event.drafted
+        return (self._open if event.drafted else self._close) + event.text
+
+    def end(self) -> str:
+        """What closes an open run."""
+        closing = self._close if self._inside else ""
+        self._inside = False
+        return closing
+
+
+def marked(events: Iterable[TokenEvent], style: str) -> str:
+    """A whole answer with marks."""
+    marker = Marker(style)
+    return "".join(map(marker.piece, events)) + marker.end()
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A plain-text table; the first `left` columns are left-aligned, the others right-aligned."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    lines = []
+    for row in table:
+        cells = [
+            text.ljust(width) if column < left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def decimal(value: float | None, digits: int = 2) -> str:
+    """A number for a table; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def drafter_words(session: Session) -> str:
+    """Which drafter is active, or why none is."""
+    state = session.drafter
+    if state.active:
+        return f"drafter {state.name} active"
+    return f"drafter {state.name} not active: {state.reason}"
+
+
+def stats_line(session: Session, stats: DecodeStats) -> str:
+    """The one line after an answer."""
+    from drafthead.decoding.stats import decode_tok_s, tau
+
+    return (
+        f"{1 + stats.committed} tokens, tau {decimal(tau(stats))}, "
+        f"{decimal(decode_tok_s(stats), 0)} tok/s, first token after {stats.prefill_ms:.0f} ms; "
+        f"{drafter_words(session)}"
+    )
+
+
+def drafter_json(session: Session) -> dict[str, Any]:
+    """The `drafter` section of a report."""
+    state = session.drafter
+    return {"name": state.name, "active": state.active, "reason": state.reason}
+
+
+def backbone_json(session: Session) -> dict[str, Any]:
+    """The `backbone` section of a report."""
+    backbone = session.backbone
+    return {
+        "name": backbone.name,
+        "architecture": backbone.spec.architecture,
+        "file": str(backbone.path),
+        "fingerprint": backbone.fingerprint,
+    }
+
+
+def warn(sentence: str) -> None:
+    """One sentence on stderr."""
+    sys.stderr.write(sentence + "\n")

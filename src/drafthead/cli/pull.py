@@ -1,0 +1,100 @@
+"""`drafthead pull`: fetch a backbone into the cache, checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from drafthead.errors import RequestError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("pull", help="fetch a backbone into the cache, checked")
+    parser.add_argument("name", nargs="?", help="a known name, or hf:org/repo/file.gguf")
+    parser.add_argument("--list", action="store_true", help="show the known names")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch one backbone, or list those that are known."""
+    if args.list:
+        return _list(args.json)
+    if args.name is None:
+        raise RequestError(
+            "Name the backbone to pull; `drafthead pull --list` shows the known ones."
+        )
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    from drafthead.backbone.fetch import fetch
+
+    columns = (
+        TextColumn("{task.description:<11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            bar.start()  # not earlier: a wrong name draws no bar
+            tasks[stage] = bar.add_task(stage, total=total)
+        bar.update(tasks[stage], completed=done)
+
+    try:
+        fetched = fetch(args.name, progress)
+    finally:
+        if tasks:
+            bar.stop()
+    if args.json:
+        fields = {
+            "name": fetched.name,
+            "file": str(fetched.path),
+            "sha256": fetched.sha256,
+            "bytes": fetched.nbytes,
+            "already_there": fetched.already_there,
+        }
+        print(json.dumps(fields))
+    else:
+        how = (
+            "was there already and is intact" if fetched.already_there else "is pulled and checked"
+        )
+        print(f"{fetched.name} {how}: {fetched.path}")
+    return 0
+
+
+def _list(as_json: bool) -> int:
+    from drafthead.backbone.registry import KNOWN, cache_path
+
+    in_cache = {name: cache_path(name).is_file() for name in KNOWN}
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "bytes": known.nbytes,
+                "licence": known.licence,
+                "in_cache": in_cache[name],
+                "description": known.description,
+            }
+            for name, known in KNOWN.items()
+        ]
+        print(json.dumps({"backbones": rows}))
+        return 0
+    table = [("name", "size", "licence", "in cache", "what it is")]
+    for name, known in KNOWN.items():
+        there = "yes" if in_cache[name] else "no"
+        size = f"{known.nbytes / 1e6:.0f} MB"
+        table.append((name, size, known.licence, there, known.description))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    return 0

@@ -1,0 +1,114 @@
+"""`drafthead regen`: the backbone answers prompts, to train on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from drafthead.errors import RequestError
+
+BUILT_IN_PER_TASK = 500
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("regen", help="answer prompts by the backbone, for training")
+    parser.add_argument("--backbone", default="smollm2-135m", help="name or path of a .gguf")
+    parser.add_argument(
+        "--prompts",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="JSON-lines files, plain or gzip; without any, built-in on-device prompts",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of answers; resumes")
+    parser.add_argument("--tasks", default="", help="only these, comma-separated")
+    parser.add_argument("--limit", type=int, default=None, help="prompts a task; all of them")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--capacity", type=int, default=1024, help="prompt and answer, in tokens")
+    parser.add_argument("--sequences", type=int, default=16, help="answers in flight")
+    parser.add_argument("--keep-loops", action="store_true", help="do not cut repetitions")
+    parser.add_argument("--seed", type=int, default=0, help="decides which prompts --limit takes")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(run=run)
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("limit", "max_tokens", "capacity", "sequences", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise RequestError(f"--{name.replace('_', '-')} must be at least 1, found {value}.")
+    if args.max_tokens >= args.capacity:
+        raise RequestError(
+            f"--max-tokens {args.max_tokens} leaves no room for a prompt in --capacity "
+            f"{args.capacity}."
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompts and print what the folder holds."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts
+    from drafthead.session import load
+    from drafthead.tasks import TASKS, prompt_set
+    from drafthead.training.answers import Answer
+    from drafthead.training.prompts import choose
+    from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings, regenerate
+
+    _check(args)
+    tasks = [task for task in args.tasks.split(",") if task]
+    if args.prompts:
+        rows = (row for path in args.prompts for row in read_prompts(path))
+    else:
+        count = args.limit or BUILT_IN_PER_TASK
+        made = (row for task in tasks or TASKS for row in prompt_set(task, count, args.seed))
+        rows = (parse_row(row, "built-in prompts") for row in made)
+    prompts, duplicates = choose(rows, tasks, args.limit, args.seed)
+    session = load(args.backbone, head="none", drafter="none", threads=args.threads)
+
+    def encode(prompt: PromptRow) -> list[int]:
+        return session.encode(messages=prompt.messages)
+
+    settings = RegenSettings(args.max_tokens, args.capacity, args.keep_loops, args.seed)
+    regenerator = Regenerator(
+        session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences
+    )
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("answers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    start = time.perf_counter()
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("answers", total=len(prompts), note="")
+
+        def on_answer(_answer: Answer, counts: RegenCounts) -> None:
+            rate = counts.answer_tokens / (time.perf_counter() - start)
+            note = f"{counts.answer_tokens} tokens, {rate:.0f} tok/s"
+            done = counts.resumed + counts.answers + counts.skipped
+            progress.update(bar, completed=done, note=note)
+
+        manifest = regenerate(regenerator, prompts, args.out, settings, on_answer)
+    manifest |= {"duplicates": duplicates, "seconds": round(time.perf_counter() - start, 1)}
+    if args.json:
+        print(json.dumps(manifest))
+    else:
+        console.print(
+            f"{manifest['answers']} answers with {manifest['answer_tokens']} tokens in {args.out}"
+        )
+    return 0

@@ -1,0 +1,1 @@
+"""The decode loop and what it is made of."""

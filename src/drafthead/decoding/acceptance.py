@@ -1,0 +1,50 @@
+"""Acceptance rules: pure functions from a draft and the target's tokens to what is kept.
+
+G is the draft's length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafthead.types import Draft
+
+
+def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32]) -> int:
+    """How many drafted tokens the target would have chosen itself, before the first other one.
+
+    The greedy case of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1 with
+    one-hot distributions): token i is accepted where it equals the target's choice after
+    everything before it.
+
+    Args:
+        draft: G proposed tokens, G may be 0.
+        target_tokens: the target's choices, shape (G + 1,); the last follows the whole draft.
+
+    Returns:
+        The accepted count a, 0..G. `target_tokens[a]` is the next token: the correction where
+        a < G, the bonus where a == G.
+    """
+    accepted = 0
+    while accepted < len(draft) and draft[accepted] == target_tokens[accepted]:
+        accepted += 1
+    return accepted
+
+
+def usable_prefix(draft: Draft, room: int, vocab_size: int) -> list[int]:
+    """The part of a draft that may reach the backbone.
+
+    A draft is a chain, so it ends before its first token that is outside the vocabulary or whose
+    confidence is not finite, and after `room` tokens.
+    """
+    tokens: list[int] = []
+    for index, token in enumerate(draft.tokens[:room]):
+        finite = index >= len(draft.confidences) or math.isfinite(draft.confidences[index])
+        if not finite or not 0 <= token < vocab_size:
+            break
+        tokens.append(int(token))
+    return tokens

@@ -1,0 +1,1 @@
+"""Drafters: one file each; they do not import one another."""

@@ -1,0 +1,56 @@
+"""The MTP head as a drafter: it reads the backbone's hidden state and KV cache, and holds neither.
+
+D is the backbone's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafthead._native import KvCache, MtpHead
+from drafthead.types import Draft
+
+
+class MtpDrafter:
+    """Drafts by a native head, step after step, from the last verified position."""
+
+    name = "mtp"
+
+    def __init__(self, head: MtpHead, max_draft_tokens: int, min_confidence: float = 0.0) -> None:
+        """Wrap a head.
+
+        Args:
+            head: native head of the backbone that verifies.
+            max_draft_tokens: longest draft; what the head was trained for is a good choice.
+            min_confidence: a draft ends before its first token that is less probable to the head.
+        """
+        self.head = head
+        self.max_draft_tokens = max_draft_tokens
+        self.min_confidence = min_confidence
+        self._cache: KvCache | None = None
+        self._hidden_D: NDArray[np.float32] = np.zeros(0, np.float32)
+        self._last_token = 0
+
+    def begin(self, tokens: Sequence[int], hidden_D: NDArray[np.float32], cache: KvCache) -> None:
+        """Remember the cache to read, and where the answer starts."""
+        self._cache = cache
+        self.observe(tokens, hidden_D)
+
+    def propose(self, max_tokens: int) -> Draft:
+        """Draft from the last committed token; a step that is not finite ends the draft."""
+        assert self._cache is not None, "propose before begin"
+        count = min(max_tokens, self.max_draft_tokens)
+        tokens, confidences = self.head.draft(
+            self._cache, self._last_token, self._hidden_D, count, self.min_confidence
+        )
+        # The head stops at the first step it doubts and still hands that step over.
+        sure = len(tokens) - int(len(tokens) > 0 and confidences[-1] < self.min_confidence)
+        return Draft(tuple(tokens[:sure].tolist()), tuple(confidences[:sure].tolist()))
+
+    def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
+        """Move on: nothing to roll back, since the head reads the backbone's own cache."""
+        self._last_token = tokens[-1]
+        self._hidden_D = hidden_D

@@ -1,0 +1,105 @@
+"""What the numbers were measured on: processor, instruction set, memory bandwidth, energy."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+
+import numpy as np
+
+from drafthead import _native
+
+POWERCAP = Path("/sys/class/powercap")
+BANDWIDTH_BYTES = 256 << 20
+BANDWIDTH_ROUNDS = 5
+
+
+def cpu_name() -> str:
+    """The processor's own name for itself."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_read_gb_s(threads: int) -> float:
+    """Best read bandwidth over a few rounds, in 10^9 bytes a second.
+
+    Each of `threads` threads sums its own part of one 256 MiB array of 64-bit integers (larger
+    than the caches of the machines meant here) with numpy, which vectorises the sum and releases
+    the interpreter lock; one addition for 8 bytes leaves the time to the memory.
+    """
+    numbers = np.ones(BANDWIDTH_BYTES // 8, np.int64)
+    parts = np.array_split(numbers, threads)
+    best_s = min(_read_once_s(parts) for _ in range(BANDWIDTH_ROUNDS))
+    return BANDWIDTH_BYTES / best_s / 1e9
+
+
+def _read_once_s(parts: list[np.ndarray]) -> float:
+    workers = [Thread(target=part.sum) for part in parts]
+    started = perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return perf_counter() - started
+
+
+def describe(threads: int) -> dict[str, object]:
+    """The `machine` section of a report; measures the bandwidth, which takes about a second."""
+    return {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "isa": _native.active_isa(),
+        "threads": threads,
+        "memory_read_gb_s": round(memory_read_gb_s(threads), 1),
+    }
+
+
+class EnergyMeter:
+    """Joules of the processor packages since the start, from the kernel's powercap counters."""
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        # Sub-zones such as intel-rapl:0:1 are part of their package and would count twice.
+        zones = [zone for zone in root.glob("*rapl:*") if zone.name.count(":") == 1]
+        self._zones = [zone for zone in zones if _read_int(zone / "energy_uj") is not None]
+        self._last = [_read_int(zone / "energy_uj") or 0 for zone in self._zones]
+
+    @property
+    def available(self) -> bool:
+        """Whether this machine exposes a readable counter."""
+        return bool(self._zones)
+
+    def lap_joules(self) -> float | None:
+        """Joules since the last lap, wrapped counters put right; None where nothing is exposed."""
+        if not self._zones:
+            return None
+        microjoules = 0
+        for index, zone in enumerate(self._zones):
+            now = _read_int(zone / "energy_uj") or self._last[index]
+            change = now - self._last[index]
+            if change < 0:
+                change += _read_int(zone / "max_energy_range_uj") or 0
+            microjoules += change
+            self._last[index] = now
+        return microjoules / 1e6
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

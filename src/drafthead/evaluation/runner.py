@@ -1,0 +1,86 @@
+"""Both arms, prompt by prompt, in one run: the machine's drift then hits them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter, process_time
+
+from drafthead.evaluation.machine import EnergyMeter
+from drafthead.evaluation.metrics import Answer
+from drafthead.evaluation.prompts import PromptRow
+from drafthead.session import Session
+
+WARM_UP_TOKENS = 16
+
+
+def run_arms(
+    arms: Mapping[str, Session],
+    rows: Sequence[PromptRow],
+    max_tokens: int,
+    repeat: int = 1,
+    cut_loops: bool = True,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
+) -> list[Answer]:
+    """Answer every prompt with every arm.
+
+    The order of the arms turns by one with each prompt, and starts by one later in each repeat.
+    A warm-up of each arm on the first prompt comes before and is not counted.
+
+    Args:
+        arms: a session for each drafter, sharing one backbone.
+        rows: the prompts.
+        max_tokens: limit of each answer.
+        repeat: how often all of it is done; every answer is kept.
+        cut_loops: end answers that repeat themselves.
+        on_answer: called after each answer, for progress.
+
+    Returns:
+        For each arm its answers in the order of `rows`, repeat after repeat.
+    """
+    meter = EnergyMeter()
+    for name, session in arms.items():
+        answer_one(name, session, rows[0], WARM_UP_TOKENS, cut_loops, meter)
+    by_arm: dict[str, list[Answer]] = {name: [] for name in arms}
+    for turn in range(repeat * len(rows)):
+        round_index, row_index = divmod(turn, len(rows))
+        row = rows[row_index]
+        for name in turned(list(arms), round_index + row_index):
+            answer = answer_one(name, arms[name], row, max_tokens, cut_loops, meter)
+            by_arm[name].append(answer)
+            on_answer(answer)
+    return [answer for answers in by_arm.values() for answer in answers]
+
+
+def turned(names: Sequence[str], turn: int) -> Iterator[str]:
+    """The names, starting at the `turn`-th of them."""
+    for index in range(len(names)):
+        yield names[(turn + index) % len(names)]
+
+
+def answer_one(
+    name: str,
+    session: Session,
+    row: PromptRow,
+    max_tokens: int,
+    cut_loops: bool,
+    meter: EnergyMeter,
+) -> Answer:
+    """Answer one prompt with one arm, timing the first token apart from the rest."""
+    started = perf_counter()
+    stream = session.stream(messages=row.messages, max_tokens=max_tokens, cut_loops=cut_loops)
+    tokens = [next(stream).token]
+    ttft_ms = 1000 * (perf_counter() - started)
+    meter.lap_joules()
+    cpu_started = process_time()
+    tokens += [event.token for event in stream]
+    return Answer(
+        drafter=name,
+        task=row.task,
+        prompt_id=row.id,
+        tokens=tuple(tokens),
+        finish_reason=str(stream.finish_reason),
+        stats=stream.stats,
+        ttft_ms=ttft_ms,
+        cpu_s=process_time() - cpu_started,
+        joules=meter.lap_joules(),
+    )

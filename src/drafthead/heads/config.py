@@ -1,0 +1,199 @@
+"""What a head is: the fields of its config.json, typed and checked.
+
+Field names follow the Gemma 4 assistant checkpoints where the meaning is the same; everything else
+lives in the block `frozen_mtp`, which foreign loaders ignore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drafthead.errors import HeadError
+
+FORMAT_VERSION = 1
+HIDDEN_TAP = "post_final_norm"
+DRAFT_POSITION = "bonus"
+QUANTIZATION = "int8_block32"
+GROUP = 16  # the draft vocabulary is made of whole, aligned groups of this many token ids
+
+
+@dataclass(frozen=True)
+class TargetId:
+    """The backbone that a head was trained for; `name` is for people, the fingerprints decide."""
+
+    name: str
+    architecture: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes of a head and the backbone it belongs to.
+
+    kv_layers: the backbone layer whose K and V each head layer reads; its length is the number of
+    head layers.  d_model, head_dim, n_kv_heads, rms_eps and rope_base are the backbone's own.
+    training: a record of how the head came to be, for people.
+    """
+
+    d_model: int
+    d_ff: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    kv_layers: tuple[int, ...]
+    rms_eps: float
+    rope_base: float
+    trained_steps: int
+    target: TargetId
+    training: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the head."""
+        return len(self.kv_layers)
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Name and shape (N, K) of every matrix."""
+        width = self.n_heads * self.head_dim
+        shapes = {"pre_projection.weight": (self.d_model, 2 * self.d_model)}
+        for index in range(self.n_layers):
+            layer = f"model.layers.{index}."
+            shapes[layer + "self_attn.q_proj.weight"] = (width, self.d_model)
+            shapes[layer + "self_attn.o_proj.weight"] = (self.d_model, width)
+            shapes[layer + "mlp.gate_proj.weight"] = (self.d_ff, self.d_model)
+            shapes[layer + "mlp.up_proj.weight"] = (self.d_ff, self.d_model)
+            shapes[layer + "mlp.down_proj.weight"] = (self.d_model, self.d_ff)
+        return shapes
+
+    def norms(self) -> list[str]:
+        """Name of every norm weight; each has d_model values."""
+        names = ["embedding_norm.weight", "hidden_norm.weight", "model.norm.weight"]
+        for index in range(self.n_layers):
+            layer = f"model.layers.{index}."
+            names += [layer + "input_layernorm.weight", layer + "pre_feedforward_layernorm.weight"]
+        return names
+
+    def to_json(self) -> dict[str, object]:
+        """The content of config.json."""
+        return {
+            "model_type": "frozen_mtp",
+            "architectures": ["FrozenMtpForCausalLM"],
+            "backbone_hidden_size": self.d_model,
+            "hidden_size": self.d_model,
+            "intermediate_size": self.d_ff,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_eps,
+            "rope_theta": self.rope_base,
+            "vocab_size": self.vocab_size,
+            "tie_word_embeddings": True,
+            "frozen_mtp": {
+                "format_version": FORMAT_VERSION,
+                "target": vars(self.target),
+                "kv_layers": list(self.kv_layers),
+                "hidden_tap": HIDDEN_TAP,
+                "draft_position": DRAFT_POSITION,
+                "draft_vocab_size": self.draft_vocab_size,
+                "trained_steps": self.trained_steps,
+                "quantization": QUANTIZATION,
+                "training": dict(self.training),
+            },
+        }
+
+    @classmethod
+    def from_json(cls, content: object) -> HeadConfig:
+        """Read and check the content of a config.json.
+
+        Raises:
+            HeadError: a field is missing, of another type, out of range, or asks for a head of
+                another kind or version; the field is named.
+        """
+        top = _Fields(content, "")
+        top.equal("model_type", "frozen_mtp")
+        block = _Fields(top.get("frozen_mtp", dict), "frozen_mtp.")
+        block.equal("format_version", FORMAT_VERSION)
+        block.equal("hidden_tap", HIDDEN_TAP)
+        block.equal("draft_position", DRAFT_POSITION)
+        block.equal("quantization", QUANTIZATION)
+        target = _Fields(block.get("target", dict), "frozen_mtp.target.")
+        config = cls(
+            d_model=top.size("hidden_size"),
+            d_ff=top.size("intermediate_size"),
+            n_heads=top.size("num_attention_heads"),
+            n_kv_heads=top.size("num_key_value_heads"),
+            head_dim=top.size("head_dim"),
+            vocab_size=top.size("vocab_size"),
+            draft_vocab_size=block.size("draft_vocab_size"),
+            kv_layers=block.layers("kv_layers"),
+            rms_eps=top.positive("rms_norm_eps"),
+            rope_base=top.positive("rope_theta"),
+            trained_steps=block.size("trained_steps"),
+            target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
+            training=_Fields(block.get("training", dict), "frozen_mtp.training.").content,
+        )
+        top.equal("num_hidden_layers", config.n_layers)
+        top.equal("backbone_hidden_size", config.d_model)
+        if config.draft_vocab_size > config.vocab_size or config.draft_vocab_size % GROUP:
+            raise HeadError(
+                f"config.json, frozen_mtp.draft_vocab_size: expected a multiple of {GROUP} of at "
+                f"most {config.vocab_size}, found {config.draft_vocab_size}."
+            )
+        return config
+
+
+MAX_SIZE = 1 << 22
+MAX_LAYERS = 64
+
+
+class _Fields:
+    """Reads typed fields of a JSON object and names the one that is wrong."""
+
+    def __init__(self, content: object, where: str) -> None:
+        if not isinstance(content, dict):
+            raise HeadError("config.json: expected a JSON object.")
+        self.content: dict[str, object] = content
+        self._where = where
+
+    def _fail(self, name: str, expected: str, found: object) -> HeadError:
+        return HeadError(
+            f"config.json, {self._where}{name}: expected {expected}, found {str(found)[:80]!r}."
+        )
+
+    def get(self, name: str, kind: type) -> object:
+        value = self.content.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self._fail(name, kind.__name__, value)
+        return value
+
+    def equal(self, name: str, expected: object) -> None:
+        value = self.content.get(name)
+        if value != expected or isinstance(value, bool):
+            raise self._fail(name, repr(expected), value)
+
+    def size(self, name: str) -> int:
+        value = self.content.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
+            raise self._fail(name, f"an integer of 1 .. {MAX_SIZE}", value)
+        return value
+
+    def positive(self, name: str) -> float:
+        value = self.content.get(name)
+        number = float(value) if type(value) in (int, float) else 0.0  # type: ignore[arg-type]
+        if not 0.0 < number < 1e12:
+            raise self._fail(name, "a positive number", value)
+        return number
+
+    def layers(self, name: str) -> tuple[int, ...]:
+        value = self.content.get(name)
+        layers = value if isinstance(value, list) else []
+        good = 0 < len(layers) <= MAX_LAYERS
+        if not good or any(type(layer) is not int or layer < 0 for layer in layers):
+            raise self._fail(name, "a list of layer numbers", value)
+        return tuple(layers)

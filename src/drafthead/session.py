@@ -1,0 +1,308 @@
+"""What a program holds: a backbone, its text side, and a drafter that works or says why not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drafthead.backbone.handle import Backbone, KvCache
+from drafthead.backbone.registry import resolve
+from drafthead.decoding.constraints import FinishReason, token_limit
+from drafthead.decoding.loop import Request, decode
+from drafthead.drafters.base import Drafter, NoDrafter
+from drafthead.drafters.mtp import MtpDrafter
+from drafthead.errors import HeadError, RequestError
+from drafthead.heads.package import HeadPackage
+from drafthead.heads.store import find_head
+from drafthead.text.decoder import StreamDecoder
+from drafthead.text.template import ChatTemplate, encode_chat
+from drafthead.text.tokenizer import Tokenizer
+from drafthead.types import DecodeStats, TokenEvent
+
+DRAFTERS = ("mtp", "none")
+SMALLEST_CACHE = 1024
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class DrafterState:
+    """Which drafter was asked for, whether it drafts, and why not where it does not."""
+
+    name: str
+    active: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished answer. `tokens` ends with the end-of-sequence token where one ended it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: DecodeStats
+    prompt_tokens: int
+    events: tuple[TokenEvent, ...] = field(repr=False)
+
+
+@dataclass
+class _Slot:
+    """The one cache of a backbone, and the stream that uses it now."""
+
+    cache: KvCache | None = None
+    stream: Stream | None = None
+
+    def hold(self, backbone: Backbone, cells: int, stream: Stream) -> KvCache:
+        """Give the cache to a stream, with room for `cells` tokens; grow it where too small."""
+        self.stream = stream
+        if self.cache is None or self.cache.capacity < cells:
+            self.cache = backbone.new_cache(cells)
+        return self.cache
+
+
+class Stream(Iterator[TokenEvent]):
+    """The events of one answer as they come; may be abandoned at any time.
+
+    `finish_reason` is None until the answer has ended; `stats` counts what has been done so far.
+    """
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session = session
+        self._request = request
+        self._events = self._decode()
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended."""
+        return self._request.finish_reason
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Counts and times."""
+        return self._request.stats
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, template included."""
+        return len(self._request.prompt)
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def _decode(self) -> Iterator[TokenEvent]:
+        session, slot = self._session, self._session._slot
+        cache = slot.hold(session.backbone, session.cells(self._request), self)
+        for event in decode(self._request, session.backbone, cache, session.drafting):
+            yield event
+            if slot.stream is not self:
+                raise RequestError(
+                    "This stream ended when the session began another request; "
+                    "finish one before the next, or load a second session."
+                )
+
+
+class Session:
+    """A loaded backbone with a drafter: `generate` and `stream`.
+
+    One answer at a time; a stream that was not finished ends where the next request begins.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        drafting: Drafter,
+        drafter: DrafterState,
+        head: HeadPackage | None = None,
+        context: int | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.template = template
+        self.head = head
+        self.drafter = drafter
+        self.context = min(context or backbone.spec.context_length, backbone.spec.context_length)
+        self.drafting = drafting
+        self._slot = _Slot()
+
+    def using(self, drafting: Drafter) -> Session:
+        """A session with another drafter on the same backbone and the same cache."""
+        state = DrafterState(drafting.name, not isinstance(drafting, NoDrafter))
+        other = Session(
+            self.backbone, self.tokenizer, self.template, drafting, state, self.head, self.context
+        )
+        other._slot = self._slot
+        return other
+
+    def cells(self, request: Request) -> int:
+        """How many cache cells a request is given: what it can need, within the context."""
+        needed = max(len(request.prompt) + request.max_tokens, SMALLEST_CACHE)
+        return min(needed, self.context)
+
+    def encode(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        messages: Messages | None = None,
+        raw: bool = False,
+        system: str | None = None,
+    ) -> list[int]:
+        """The token ids of a prompt.
+
+        Args:
+            prompt: text, wrapped by the chat template unless `raw`; or token ids, taken as is.
+            messages: a conversation instead of a prompt: [{"role": ..., "content": ...}].
+            raw: leave the chat template out.
+            system: a system message to put first.
+
+        Raises:
+            RequestError: not exactly one of prompt and messages, or raw with messages or system.
+        """
+        if (prompt is None) == (messages is None):
+            raise RequestError("Give either a prompt or messages.")
+        if prompt is not None and not isinstance(prompt, str):
+            return self.check_ids(prompt)
+        if raw:
+            if prompt is None or system is not None:
+                raise RequestError("A raw prompt is text alone, without messages or system text.")
+            start = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
+            return [token for token in start if token is not None] + self.tokenizer.encode(prompt)
+        talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
+        if system is not None:
+            talk = [{"role": "system", "content": system}, *talk]
+        return encode_chat(self.tokenizer, self.template, talk)
+
+    def check_ids(self, ids: Sequence[int]) -> list[int]:
+        """The ids as a list; RequestError where one is outside the vocabulary."""
+        size = self.backbone.spec.vocab_size
+        for token in ids:
+            if not 0 <= token < size:
+                raise RequestError(f"Token id {token} is outside the vocabulary of {size}.")
+        return [int(token) for token in ids]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        messages: Messages | None = None,
+        max_tokens: int = 256,
+        raw: bool = False,
+        system: str | None = None,
+        ignore_eos: bool = False,
+        cut_loops: bool = False,
+    ) -> Stream:
+        """Answer a prompt token by token; see `encode` for the first arguments.
+
+        Args:
+            prompt: text or token ids.
+            messages: a conversation instead.
+            max_tokens: at most so many tokens, end-of-sequence token included.
+            raw: leave the chat template out.
+            system: a system message to put first.
+            ignore_eos: go on after end-of-sequence tokens.
+            cut_loops: end where the last 8 tokens have occurred before in the answer.
+
+        Raises:
+            RequestError: nothing to answer, or max_tokens below 1.
+            CapacityError: the prompt does not fit the context.
+        """
+        ids = self.encode(prompt, messages, raw, system)
+        token_limit(len(ids), max_tokens, self.context)
+        stop_ids = frozenset() if ignore_eos else self.tokenizer.eos_ids
+        text = StreamDecoder(self.tokenizer)
+        return Stream(self, Request(ids, max_tokens, text, stop_ids, cut_loops))
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        messages: Messages | None = None,
+        max_tokens: int = 256,
+        raw: bool = False,
+        system: str | None = None,
+        ignore_eos: bool = False,
+        cut_loops: bool = False,
+    ) -> Result:
+        """Answer a prompt and return the whole; arguments and errors as for `stream`."""
+        stream = self.stream(prompt, messages, max_tokens, raw, system, ignore_eos, cut_loops)
+        return finish(stream)
+
+
+def load(
+    backbone: str | os.PathLike[str] = "smollm2-135m",
+    head: str | os.PathLike[str] = "auto",
+    drafter: str = "mtp",
+    threads: int | None = None,
+    max_draft: int | None = None,
+    context: int | None = None,
+) -> Session:
+    """Load a backbone and, where one fits, its head.
+
+    Args:
+        backbone: known name, or path of a .gguf file.
+        head: "auto" takes the shipped head of this backbone and decodes plainly where there is
+            none; "none" takes none; a path is the folder of a head package, which must fit.
+        drafter: "mtp" drafts with the head, "none" decodes plainly.
+        threads: compute threads; all usable cores where None.
+        max_draft: longest draft; what the head was trained for where None.
+        context: cache cells at most; the backbone's own context length where None.
+
+    Raises:
+        BackboneMissingError: a known backbone that was not pulled yet.
+        FileError: a damaged file; HeadError: a named head is damaged or of another backbone.
+        RequestError: an unknown drafter, or a number below 1.
+    """
+    for name, value in (("threads", threads), ("max_draft", max_draft), ("context", context)):
+        if value is not None and value < 1:
+            raise RequestError(f"{name} must be at least 1, got {value}.")
+    if drafter not in DRAFTERS:
+        raise RequestError(f"There is no drafter {drafter!r}; choose from {', '.join(DRAFTERS)}.")
+    path = resolve(backbone)
+    opened = Backbone.open(path, threads=threads)
+    tokenizer, template = Tokenizer.from_gguf(opened.gguf), ChatTemplate.from_gguf(opened.gguf)
+    package, reason = choose_head(opened, head, wanted=drafter == "mtp")
+    drafting: Drafter = NoDrafter()
+    if package is not None:
+        drafting = MtpDrafter(package.build(opened), max_draft or package.config.trained_steps)
+    state = DrafterState(drafter, package is not None, reason)
+    return Session(opened, tokenizer, template, drafting, state, package, context)
+
+
+def choose_head(
+    backbone: Backbone, head: str | os.PathLike[str], wanted: bool
+) -> tuple[HeadPackage | None, str | None]:
+    """The head to draft with, or None and the reason.
+
+    Raises:
+        HeadError: a head was named by its path and cannot be used.
+    """
+    if not wanted:
+        return None, "plain decoding was asked for"
+    if head == "none":
+        return None, "no head was asked for"
+    if head != "auto":
+        package = HeadPackage.load(Path(head))
+        package.check_target(backbone)
+        return package, None
+    found = find_head(backbone)
+    if found is None:
+        return None, f"no head for {backbone.name} comes with this version"
+    try:
+        return HeadPackage.load(found), None
+    except HeadError as error:
+        return None, str(error)
+
+
+def finish(stream: Stream) -> Result:
+    """Run a stream to its end."""
+    events = tuple(stream)
+    assert stream.finish_reason is not None
+    return Result(
+        text="".join(event.text for event in events),
+        tokens=tuple(event.token for event in events),
+        finish_reason=stream.finish_reason,
+        stats=stream.stats,
+        prompt_tokens=stream.prompt_tokens,
+        events=events,
+    )

@@ -1,0 +1,262 @@
+"""The chat template of a file, rendered in a sandbox; user text never becomes control tokens.
+
+Each character of the messages is replaced by a private-use character before rendering, one for
+one, so whatever the template does with the text, a control token's name in the result can only
+come from the template itself. The text between control tokens is then encoded in one piece, as
+the model was trained on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from drafthead.errors import RequestError
+from drafthead.gguf.file import GgufFile, quoted
+from drafthead.text.tokenizer import END_TOKENS, TEXT_TYPES, Tokenizer, names_pattern
+
+Message = Mapping[str, Any]  # a role and a content; checked when rendered
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_RENDERED_CHARACTERS = 1 << 23
+_MARKS = range(0xF0000, 0x10FFFE)  # the private-use planes 15 and 16
+
+
+class Part(NamedTuple):
+    """A stretch of the rendered chat: template text, or text of the messages (user=True)."""
+
+    text: str
+    user: bool
+
+
+class ChatTemplate:
+    """A chat template with the special tokens it may print.
+
+    A file without a template, or with a broken one, still serves raw prompts: both are told when
+    something is rendered, and no other template is ever used instead.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str],
+        control_names: Iterable[str],
+        origin: str,
+    ) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._control_names = names_pattern(control_names)
+        self._origin = origin
+        self._compiled: Template | None = None
+
+    @classmethod
+    def from_gguf(cls, gguf: GgufFile) -> ChatTemplate:
+        """Take tokenizer.chat_template and the texts of the special tokens out of a file."""
+        key = "tokenizer.chat_template"
+        source = gguf.string(key) if key in gguf.metadata else None
+        tokens = gguf.strings("tokenizer.ggml.tokens")
+        special_tokens = {}
+        for name, short in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            key = f"tokenizer.ggml.{short}_token_id"
+            if key in gguf.metadata:
+                special_tokens[f"{name}_token"] = tokens[gguf.integer(key, 0, len(tokens) - 1)]
+        types = gguf.integers("tokenizer.ggml.token_type")
+        control = {t for t, kind in zip(tokens, types, strict=False) if kind not in TEXT_TYPES}
+        control |= END_TOKENS | set(special_tokens.values())
+        return cls(source, special_tokens, control, str(gguf.path))
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[Part]:
+        """Render a chat.
+
+        Args:
+            messages: mappings with a role out of ROLES and a content, both strings.
+            add_generation_prompt: end with the opening of the assistant's turn.
+
+        Raises:
+            RequestError: a message is malformed, the file has no template, or the template fails
+                or refuses (the text of its raise_exception is in the message).
+        """
+        check_messages(messages)
+        plain = self._render(messages, add_generation_prompt)
+        marks = _marks(messages, plain)
+        marked_messages = [{**m, "content": m["content"].translate(marks)} for m in messages]
+        marked = self._render(marked_messages, add_generation_prompt)
+        parts = _split_parts(marked, marks)
+        if "".join(part.text for part in parts) == plain:
+            return parts
+        return self._parts_of_rewritten(plain, marked)
+
+    def _parts_of_rewritten(self, plain: str, marked: str) -> list[Part]:
+        """Split what a template printed that looks into the text, and so met the marks.
+
+        It is trusted only where its control tokens are those printed around the marked text; then
+        everything between them is safe to encode as user text.
+        """
+        if self._control_names.findall(plain) != self._control_names.findall(marked):
+            raise RequestError(
+                "The chat template rewrites a message that holds the name of a control token: "
+                "remove that name from the text."
+            )
+        control = [Part(name, user=False) for name in self._control_names.findall(plain)]
+        between = [Part(text, user=True) for text in self._control_names.split(plain)]
+        both = chain.from_iterable(zip_longest(between, control, fillvalue=Part("", user=False)))
+        return [part for part in both if part.text]
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        template = self._template()
+        pieces: list[str] = []
+        length = 0
+        try:
+            for piece in template.generate(
+                messages=[dict(m) for m in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            ):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_RENDERED_CHARACTERS:
+                    raise RequestError(
+                        f"The chat template prints more than {MAX_RENDERED_CHARACTERS} characters."
+                    )
+        except RequestError:
+            raise
+        except Exception as error:  # template code can raise anything
+            raise RequestError(
+                f"The chat template refuses the messages: {_reason(error)}."
+            ) from None
+        return "".join(pieces)
+
+    def _template(self) -> Template:
+        if self._source is None:
+            raise RequestError(
+                f"{self._origin} has no chat template: use --raw and write the whole prompt."
+            )
+        if self._compiled is None:
+            try:
+                self._compiled = _compile(self._source)
+            except (TemplateError, RecursionError) as error:
+                raise RequestError(
+                    f"The chat template of {self._origin} cannot be used ({_reason(error)}): use "
+                    "--raw and write the whole prompt."
+                ) from None
+        return self._compiled
+
+
+def encode_chat(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]
+) -> list[int]:
+    """Encode a chat up to the opening of the assistant's turn.
+
+    A begin token comes first exactly once where the file asks for one; no end token is appended.
+
+    Raises:
+        RequestError: as ChatTemplate.render and Tokenizer.encode.
+    """
+    ids: list[int] = []
+    for text, control in _runs(template.render(messages), tokenizer.control_pattern):
+        ids += [tokenizer.control_tokens[text]] if control else tokenizer.encode(text)
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids.insert(0, tokenizer.bos_id)
+    return ids
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Check that messages are what a template expects.
+
+    Raises:
+        RequestError: with the number of the first malformed message, counted from 1.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("The messages must be a non-empty list of role and content.")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise RequestError(f"Message {number} must be an object with a role and a content.")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                found = type(message[key]).__name__ if key in message else "nothing"
+                raise RequestError(f"Message {number}: the {key} must be a string, found {found}.")
+        if message["role"] not in ROLES:
+            raise RequestError(
+                f"Message {number}: the role must be one of {', '.join(ROLES)}, found "
+                f"{quoted(message['role'])}."
+            )
+        unknown = message.keys() - {"role", "content"}
+        if unknown:
+            raise RequestError(
+                f"Message {number}: this version does not serve the key {quoted(min(unknown))}."
+            )
+
+
+def _marks(messages: Sequence[Message], rendered: str) -> dict[int, str]:
+    """Map each character of the contents, white space apart, to a private-use one not in use.
+
+    White space stays, so a template may trim; control tokens hold none of it.
+    """
+    contents = {character for m in messages for character in m["content"]}
+    characters = sorted(c for c in contents if not c.isspace())
+    taken = set(rendered)
+    free = (mark for code in _MARKS if (mark := chr(code)) not in taken)
+    marks = {ord(character): mark for character, mark in zip(characters, free, strict=False)}
+    if len(marks) < len(characters):
+        raise RequestError("The messages hold too many different characters for one chat.")
+    return marks
+
+
+def _split_parts(marked: str, marks: Mapping[int, str]) -> list[Part]:
+    """Split where marked text starts or ends; white space at its edges counts as the template's."""
+    if not marks:
+        return [Part(marked, user=False)]
+    unmark = {ord(mark): character for character, mark in marks.items()}
+    mark = "".join(marks.values())
+    user_text = re.compile(rf"([{mark}](?:[{mark}\s]*[{mark}])?)")
+    pieces = user_text.split(marked)  # template, user, template, ..., template
+    parts = [Part(piece.translate(unmark), user=n % 2 == 1) for n, piece in enumerate(pieces)]
+    return [part for part in parts if part.text]
+
+
+def _runs(parts: Iterable[Part], names: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, is a control token); text between control tokens comes in one piece."""
+    text = ""
+    for part in parts:
+        position = 0
+        for match in () if part.user else names.finditer(part.text):
+            if before := text + part.text[position : match.start()]:
+                yield before, False
+            yield match.group(), True
+            text, position = "", match.end()
+        text += part.text[position:]
+    if text:
+        yield text, False
+
+
+def _compile(source: str) -> Template:
+    """Compile as Hugging Face's apply_chat_template does, with the same helpers at hand."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    environment.filters["tojson"] = _to_json
+    return environment.from_string(source)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

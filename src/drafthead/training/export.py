@@ -1,0 +1,81 @@
+"""From trained weights to a head package: int8 blocks of 32 along K, written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save as pack
+
+from drafthead.errors import HeadError
+from drafthead.heads.config import HeadConfig
+from drafthead.heads.package import BLOCK, CONFIG, WEIGHTS, HeadPackage, expected_tensors
+
+
+def quantize(weights_NK: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Symmetric int8 blocks: q = round(w / d), d = max|w| / 127 as f16, for each 32 along K.
+
+    Returns:
+        Values (N, K) and scales (N, K / 32).
+    """
+    rows, columns = weights_NK.shape
+    blocks = weights_NK.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
+    scales = (np.abs(blocks).max(axis=2) / 127.0).astype(np.float16)
+    divisors = np.where(scales > 0, scales.astype(np.float32), np.float32(np.inf))
+    values = np.clip(np.rint(blocks / divisors[:, :, None]), -127, 127)
+    return values.astype(np.int8).reshape(rows, columns), scales
+
+
+def dequantize(values_NK: NDArray[np.int8], scales_NB: NDArray[np.float16]) -> NDArray[np.float32]:
+    """What the int8 blocks stand for, (N, K)."""
+    return values_NK.astype(np.float32) * np.repeat(scales_NB.astype(np.float32), BLOCK, axis=1)
+
+
+def package_tensors(
+    config: HeadConfig, weights: Mapping[str, NDArray[np.float32]], token_ids: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    """Every tensor of a package, by the name and in the type that the package demands."""
+    tensors: dict[str, NDArray[Any]] = {"draft_token_ids": token_ids.astype(np.int32)}
+    for name in config.norms():
+        tensors[name] = weights[name].astype(np.float32)
+    for name in config.matrices():
+        tensors[name], tensors[name + "_scale"] = quantize(weights[name])
+    return {name: np.ascontiguousarray(tensors[name]) for name in expected_tensors(config)}
+
+
+def export(
+    folder: Path,
+    config: HeadConfig,
+    weights: Mapping[str, NDArray[np.float32]],
+    token_ids: NDArray[np.int64],
+) -> HeadPackage:
+    """Write a head package and read it back.
+
+    The folder appears complete or not at all; one that is there already is replaced if it is a
+    head package.
+
+    Raises:
+        HeadError: the folder holds something else, or a weight is not finite.
+    """
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise HeadError(f"{folder} exists and is not a head package; choose another --out.")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        content = json.dumps(config.to_json(), indent=2) + "\n"
+        (temporary / CONFIG).write_text(content, encoding="utf-8")
+        packed = pack(package_tensors(config, weights, token_ids))
+        (temporary / WEIGHTS).write_bytes(packed)
+        HeadPackage.load(temporary)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return HeadPackage.load(folder)

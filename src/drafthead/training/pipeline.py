@@ -1,0 +1,182 @@
+"""One training from end to end: answers, features, training, export.
+
+A run folder holds everything of one training: `run.json` (which recipe and data), `features/`,
+`checkpoint.safetensors`, `best.safetensors`. Calling it again resumes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from drafthead.backbone.handle import Backbone
+from drafthead.errors import TrainingError
+from drafthead.heads.config import HeadConfig, TargetId
+from drafthead.heads.package import BLOCK, HeadPackage
+from drafthead.training.answers import Answer, AnswerStore, write_atomic
+from drafthead.training.batching import BatchMaker
+from drafthead.training.data import (
+    DraftVocabulary,
+    anchor_count,
+    batches,
+    data_digest,
+    select_vocabulary,
+    split,
+)
+from drafthead.training.export import export
+from drafthead.training.features import FeatureStore
+from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.recipe import Recipe
+from drafthead.training.trainer import Report, Trainer
+
+RUN = "run.json"
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The answers of a training, split, with the draft vocabulary that follows from them."""
+
+    train: list[Answer]
+    heldout: list[Answer]
+    vocabulary: DraftVocabulary
+    digest: str
+
+    @property
+    def answers(self) -> list[Answer]:
+        """All of them, held-out ones last."""
+        return [*self.train, *self.heldout]
+
+
+def read_inputs(
+    recipe: Recipe, folder: Path, backbone: Backbone, eos_ids: frozenset[int]
+) -> Inputs:
+    """Read the answers of a folder and choose the draft vocabulary.
+
+    Raises:
+        TrainingError: no answers, or answers of another backbone.
+    """
+    store = AnswerStore(folder)
+    manifest = store.manifest()
+    if manifest is None:
+        raise TrainingError(f"{folder} holds no answers; make some with `drafthead regen`.")
+    for name in ("fingerprint", "tokenizer_fingerprint"):
+        if manifest.get(name) != getattr(backbone, name):
+            raise TrainingError(
+                f"The answers in {folder} are by {manifest.get('backbone')}, whose {name} differs "
+                f"from that of {backbone.name}; regenerate them with this backbone."
+            )
+    answers = sorted(store.rows(), key=lambda row: row.id)
+    if recipe.data.max_answers:
+        order = np.random.default_rng(recipe.train.seed).permutation(len(answers))
+        answers = [answers[index] for index in sorted(order[: recipe.data.max_answers])]
+    train, heldout = split(answers, recipe.data.heldout)
+    if not train:
+        raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
+    vocabulary = select_vocabulary(
+        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab
+    )
+    return Inputs(train, heldout, vocabulary, data_digest(answers))
+
+
+def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfig:
+    """The config of the head that a recipe asks for on a backbone.
+
+    Raises:
+        TrainingError: a layer that the backbone does not have, or sizes that do not fit it.
+    """
+    spec, head = backbone.spec, recipe.head
+    if max(head.kv_layers) >= spec.n_layers:
+        raise TrainingError(
+            f"[head] kv_layers: {backbone.name} has layers 0 .. {spec.n_layers - 1}, found "
+            f"{list(head.kv_layers)}."
+        )
+    if head.d_ff % BLOCK:
+        raise TrainingError(f"[head] d_ff must be a multiple of {BLOCK}, found {head.d_ff}.")
+    target = TargetId(
+        backbone.name, spec.architecture, backbone.fingerprint, backbone.tokenizer_fingerprint
+    )
+    return HeadConfig(
+        d_model=spec.d_model,
+        d_ff=head.d_ff,
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        draft_vocab_size=len(inputs.vocabulary),
+        kv_layers=head.kv_layers,
+        rms_eps=spec.rms_eps,
+        rope_base=spec.rope_base,
+        trained_steps=recipe.train.unroll,
+        target=target,
+        training={
+            "recipe": head.name,
+            "recipe_digest": recipe.digest,
+            "data_digest": inputs.digest,
+            "answers": len(inputs.train),
+            "answer_tokens": sum(len(answer.answer) for answer in inputs.train),
+            "tokens_fed": "teacher_forced",
+        },
+    )
+
+
+def feature_store(recipe: Recipe, backbone: Backbone, inputs: Inputs, folder: Path) -> FeatureStore:
+    """The features of all answers, not computed yet."""
+    return FeatureStore(folder, backbone, inputs.answers, recipe.head.kv_layers)
+
+
+def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:
+    """Begin a run folder, or refuse to resume one of another recipe or other data."""
+    wanted = {"recipe_digest": recipe.digest, "data_digest": inputs.digest}
+    path = folder / RUN
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise TrainingError(
+                    f"The run in {folder} was begun with another {name}; use another --run folder."
+                )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(wanted, indent=2) + "\n")
+
+
+def train(
+    recipe: Recipe,
+    backbone: Backbone,
+    inputs: Inputs,
+    features: FeatureStore,
+    run: Path,
+    out: Path,
+    on_report: Callable[[Report], None] = lambda _report: None,
+) -> HeadPackage:
+    """Train a head to the end of its recipe and export it."""
+    config = head_config(recipe, backbone, inputs)
+    check_run(run, recipe, inputs)
+    torch.manual_seed(recipe.train.seed)
+    torch.set_num_threads(backbone.threads)
+    head = FrozenMtpHead(config, recipe.train.zero_output)
+
+    def maker(steps: int) -> BatchMaker:
+        dtype = DTYPES[recipe.train.precision]
+        answers, words = inputs.answers, inputs.vocabulary
+        return BatchMaker(backbone.native, features, answers, words, steps, dtype)
+
+    counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
+    held = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.heldout]
+    packed = batches(held, recipe.train.batch_anchors, seed=0, epoch=0)
+    held_batches = [[len(counts) + index for index in batch] for batch in packed]
+    heldout = (maker(recipe.measure.max_draft), held_batches) if held_batches else None
+    trainer = Trainer(head, recipe.train, maker(recipe.train.unroll), counts, run)
+    progress = trainer.run(heldout, on_report)
+    trainer.keep_best()
+    done = {"steps": progress.step, "minutes": round(progress.seconds / 60, 1),
+            "anchors": progress.anchors}  # fmt: skip
+    config = HeadConfig(**{**vars(config), "training": {**config.training, **done}})
+    weights = {name: tensor.numpy() for name, tensor in head.state_dict().items()}
+    return export(out, config, weights, inputs.vocabulary.token_ids)

@@ -1,0 +1,227 @@
+"""The backbone answers prompts greedily, many at once, through the engine that will verify.
+
+Continuous batching: a pass holds one row for every running answer and a chunk of each prompt that
+is still being read. A row's bits do not depend on its company, so an answer is the same whatever
+else ran beside it, and the same that `generate` gives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drafthead.backbone.handle import Backbone, KvCache, Segment
+from drafthead.decoding.constraints import EndRule, FinishReason
+from drafthead.errors import TrainingError
+from drafthead.evaluation.prompts import PromptRow
+from drafthead.training.answers import Answer, AnswerStore
+from drafthead.training.data import common_prefix
+
+PREFILL_ROWS = 256  # prompt rows a pass may carry beside the running answers
+FINISHES: tuple[FinishReason, ...] = ("stop", "length", "looped")
+
+
+@dataclass(frozen=True)
+class RegenSettings:
+    """What decides the content of an answer, and so must not change within a folder."""
+
+    max_tokens: int = 256
+    capacity: int = 1024
+    keep_loops: bool = False
+    seed: int = 0
+
+
+@dataclass
+class RegenCounts:
+    """What happened so far in this run.
+
+    resumed: answers that the folder held already.  skipped: prompts too long for the capacity.
+    """
+
+    resumed: int = 0
+    answers: int = 0
+    answer_tokens: int = 0
+    prompt_tokens: int = 0
+    rows: int = 0
+    passes: int = 0
+    skipped: int = 0
+    finishes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISHES, 0))
+
+
+class _Slot:
+    """One cache and the answer that is being written into it."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+        self.prompt_tokens: list[int] = []
+
+    def start(self, prompt: PromptRow, tokens: list[int], end: EndRule) -> None:
+        """Begin another prompt; what it shares with the last one (a system text) stays cached."""
+        self.cache.rollback(common_prefix(self.prompt_tokens, tokens[:-1]))
+        self.prompt, self.prompt_tokens, self.end = prompt, tokens, end
+        self.answer: list[int] = []
+
+    @property
+    def unread(self) -> int:
+        """PromptRow tokens that are not in the cache yet."""
+        return max(0, len(self.prompt_tokens) - self.cache.length)
+
+    def next_rows(self, budget: int) -> list[int]:
+        """The tokens this slot feeds in the next pass; empty where the budget is spent."""
+        if self.unread:
+            return self.prompt_tokens[self.cache.length : self.cache.length + budget]
+        return self.answer[-1:]
+
+    def push(self, token: int) -> FinishReason | None:
+        """Take the target's next token; why the answer ends with it, or None."""
+        self.answer.append(token)
+        return self.end.push(token)
+
+
+class Regenerator:
+    """Answers a list of prompts with a fixed number of sequences in flight."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        encode: Callable[[PromptRow], list[int]],
+        eos_ids: frozenset[int],
+        settings: RegenSettings,
+        sequences: int = 16,
+    ) -> None:
+        self.backbone = backbone
+        self.counts = RegenCounts()
+        self._encode = encode
+        self._eos_ids = eos_ids
+        self._settings = settings
+        self._free = [_Slot(backbone.new_cache(settings.capacity)) for _ in range(sequences)]
+        self._busy: list[_Slot] = []
+
+    def answers(self, prompts: Iterable[PromptRow]) -> Iterable[Answer]:
+        """Yield each answer when it is complete; order is that of completion."""
+        waiting = deque(prompts)
+        while waiting or self._busy:
+            self._admit(waiting)
+            if self._busy:
+                yield from self._one_pass()
+
+    def _admit(self, waiting: deque[PromptRow]) -> None:
+        room = self._settings.capacity - self._settings.max_tokens
+        while waiting and self._free:
+            prompt = waiting.popleft()
+            tokens = self._encode(prompt)
+            if not 0 < len(tokens) <= room:
+                self.counts.skipped += 1
+                continue
+            slot = self._free.pop()
+            cut_loops = not self._settings.keep_loops
+            slot.start(prompt, tokens, EndRule(self._settings.max_tokens, self._eos_ids, cut_loops))
+            self._busy.append(slot)
+
+    def _one_pass(self) -> list[Answer]:
+        segments, slots, budget = [], [], PREFILL_ROWS
+        for slot in self._busy:
+            reading = slot.unread > 0
+            rows = slot.next_rows(budget)
+            if rows:
+                budget -= len(rows) if reading else 0
+                segments.append(Segment(slot.cache, rows))
+                slots.append(slot)
+                self.counts.rows += len(rows)
+        result = self.backbone.forward(segments, rows="last", want="tokens")
+        self.counts.passes += 1
+        done = []
+        for slot, token in zip(slots, result.tokens.tolist(), strict=True):
+            finish = None if slot.unread else slot.push(token)
+            if finish is not None:
+                done.append(self._complete(slot, finish))
+        return done
+
+    def _complete(self, slot: _Slot, finish: FinishReason) -> Answer:
+        self._busy.remove(slot)
+        self._free.append(slot)
+        self.counts.answers += 1
+        self.counts.answer_tokens += len(slot.answer)
+        self.counts.prompt_tokens += len(slot.prompt_tokens)
+        self.counts.finishes[finish] += 1
+        prompt = slot.prompt
+        return Answer(prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish)
+
+
+def _check_same_run(manifest: dict[str, object] | None, wanted: dict[str, object]) -> None:
+    if manifest is None:
+        return
+    for key in ("backbone", "fingerprint", "settings"):
+        if manifest.get(key) != wanted[key]:
+            raise TrainingError(
+                f"The answers in this folder were made with {key} {manifest.get(key)!r}, this run "
+                f"has {wanted[key]!r}; use another --out folder."
+            )
+
+
+def regenerate(
+    regenerator: Regenerator,
+    prompts: Sequence[PromptRow],
+    out: Path,
+    settings: RegenSettings,
+    on_answer: Callable[[Answer, RegenCounts], None] = lambda _answer, _counts: None,
+) -> dict[str, object]:
+    """Answer every prompt that `out` does not hold yet and finish the folder.
+
+    Stopped at any moment, the next call goes on where the last synced row ended.
+
+    Returns:
+        The manifest, as written.
+
+    Raises:
+        TrainingError: the folder belongs to another backbone or other settings.
+    """
+    backbone = regenerator.backbone
+    manifest: dict[str, object] = {
+        "format_version": 1,
+        "backbone": backbone.name,
+        "fingerprint": backbone.fingerprint,
+        "tokenizer_fingerprint": backbone.tokenizer_fingerprint,
+        "settings": asdict(settings),
+        "complete": False,
+    }
+    store = AnswerStore(out)
+    _check_same_run(store.manifest(), manifest)
+    store.write_manifest(manifest)
+    store.repair()
+    answered = {row.id for row in store.rows()}
+    waiting = [prompt for prompt in prompts if prompt.id not in answered]
+    regenerator.counts.resumed = len(prompts) - len(waiting)
+    try:
+        for answer in regenerator.answers(waiting):
+            store.append(answer)
+            on_answer(answer, regenerator.counts)
+    finally:
+        store.flush()
+    store.finish([prompt.id for prompt in prompts])
+    manifest |= _totals(store, regenerator.counts.skipped)
+    store.write_manifest(manifest)
+    return manifest
+
+
+def _totals(store: AnswerStore, skipped: int) -> dict[str, object]:
+    finishes: dict[str, int] = dict.fromkeys(FINISHES, 0)
+    tasks: dict[str, int] = {}
+    prompt_tokens = answer_tokens = 0
+    for row in store.rows():
+        finishes[row.finish] += 1
+        tasks[row.task] = tasks.get(row.task, 0) + 1
+        prompt_tokens += len(row.prompt_tokens)
+        answer_tokens += len(row.answer)
+    return {
+        "complete": True,
+        "answers": sum(finishes.values()),
+        "answer_tokens": answer_tokens,
+        "prompt_tokens": prompt_tokens,
+        "truncated": finishes["length"],
+        "looped": finishes["looped"],
+        "skipped": skipped,
+        "tasks": dict(sorted(tasks.items())),
+    }

@@ -1,0 +1,53 @@
+"""Teacher-forced replay: what the runtime would accept on answers that are known.
+
+A draft is kept only as far as it equals the answer, and up to there the head has seen exactly the
+tokens that the runtime would feed it. So walking an answer and jumping over what was accepted
+counts the passes of a real decode, but for the rounding of exported weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from numpy.typing import NDArray
+
+from drafthead.decoding.stats import count_pass
+from drafthead.training.batching import BatchMaker
+from drafthead.training.losses import CHUNK_ROWS
+from drafthead.training.modules import FrozenMtpHead
+from drafthead.types import DecodeStats
+
+
+def walk(matches_KA: NDArray[bool], stats: DecodeStats) -> None:  # type: ignore[type-var]
+    """Replay one answer; matches_KA says whether step k of anchor a gives the answer's token."""
+    steps, anchors = matches_KA.shape
+    place = 0
+    while place < anchors:
+        drafted = min(steps, anchors - place)
+        accepted = 0
+        while accepted < drafted and matches_KA[accepted, place]:
+            accepted += 1
+        committed = min(accepted + 1, anchors - place)
+        count_pass(stats, drafted, accepted, committed, 0)
+        place += committed
+
+
+@torch.no_grad()
+def replay(
+    head: FrozenMtpHead, maker: BatchMaker, batches: Sequence[Sequence[int]], autocast: bool
+) -> DecodeStats:
+    """Replay the answers of some batches and pool the counts."""
+    stats = DecodeStats()
+    for indices in batches:
+        batch = maker(indices)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            states = head(batch)
+        choices = [
+            torch.cat([(part @ maker.rows_VD.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
+            for rows in (state.to(maker.rows_VD.dtype) for state in states)
+        ]
+        matches = (torch.stack(choices) == batch.labels_KA).numpy()
+        for sequence in batch.sequences:
+            walk(matches[:, sequence.anchors], stats)
+    return stats

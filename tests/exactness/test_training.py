@@ -1,0 +1,138 @@
+"""Laws that bind training to the runtime: it sees the runtime's bits and computes the same head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from drafthead.backbone.handle import Segment
+from drafthead.evaluation.prompts import PromptRow
+from drafthead.heads.config import HeadConfig, TargetId
+from drafthead.session import load
+from drafthead.training.answers import Answer, AnswerStore
+from drafthead.training.batching import BatchMaker
+from drafthead.training.data import DraftVocabulary, anchor_table
+from drafthead.training.export import dequantize, export
+from drafthead.training.features import FeatureStore
+from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.regen import Regenerator, RegenSettings, regenerate
+
+QUESTIONS = ("Name three colours.", "What is 7 times 8?", "Write a haiku about rain.", "Hi!")
+KV_LAYERS = [29, 11]
+pytestmark = pytest.mark.backbone
+
+
+@pytest.fixture(scope="module")
+def session(backbone_path):
+    return load(backbone_path, head="none", drafter="none", threads=1)
+
+
+@pytest.fixture(scope="module")
+def answered(session, tmp_path_factory):
+    rows = [
+        PromptRow(f"q{i}", "chat", ({"role": "user", "content": text},))
+        for i, text in enumerate(QUESTIONS)
+    ]
+    settings = RegenSettings(max_tokens=24, capacity=256)
+    worker = Regenerator(
+        session.backbone, lambda row: session.encode(messages=row.messages),
+        session.tokenizer.eos_ids, settings, sequences=3,
+    )  # fmt: skip
+    out = tmp_path_factory.mktemp("answers")
+    regenerate(worker, rows, out, settings)
+    return list(AnswerStore(out).rows())
+
+
+@pytest.fixture(scope="module")
+def features(session, answered, tmp_path_factory):
+    store = FeatureStore(tmp_path_factory.mktemp("f"), session.backbone, answered, KV_LAYERS)
+    store.build()
+    return store
+
+
+def test_an_answer_made_among_others_is_the_one_that_generate_gives(session, answered):
+    for text, answer in zip(QUESTIONS, answered, strict=True):
+        alone = session.generate(text, max_tokens=24, cut_loops=True)
+        assert alone.tokens == answer.answer
+        assert alone.finish_reason == answer.finish
+        assert tuple(session.encode(text)) == answer.prompt_tokens
+
+
+def decode_step_by_step(backbone, answer):
+    """Feed an answer as plain decoding does and yield (hidden, cache) of each anchor."""
+    cache = backbone.new_cache(256)
+    fed = backbone.forward([Segment(cache, answer.prompt_tokens)], rows="last", want="hidden")
+    for token in answer.answer[:-1]:
+        yield fed.hidden[-1], cache
+        fed = backbone.forward([Segment(cache, [token])], rows="last", want="hidden")
+
+
+def test_training_sees_the_states_and_keys_of_the_runtime_to_the_bit(session, answered, features):
+    for index, answer in enumerate(answered):
+        states = features.hidden(index)
+        for place, (hidden, _) in enumerate(decode_step_by_step(session.backbone, answer)):
+            assert (states[place] == hidden.astype(np.float16)).all()
+        *_, (_, cache) = decode_step_by_step(session.backbone, answer)
+        kept = features.kv(index)
+        for slot, layer in enumerate(KV_LAYERS):
+            keys, values = cache.key_view(layer), cache.value_view(layer)
+            for place in range(len(kept)):
+                assert (kept[place, slot, 0] == keys[:, place // 16, :, place % 16]).all()
+                assert (kept[place, slot, 1] == values[:, place]).all()
+
+
+def make_head(session, folder):
+    """A random head, large enough in its attention that a wrong mask or position shows."""
+    spec = session.backbone.spec
+    config = HeadConfig(
+        d_model=spec.d_model, d_ff=256, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim, vocab_size=spec.vocab_size, draft_vocab_size=4096,
+        kv_layers=tuple(KV_LAYERS), rms_eps=spec.rms_eps, rope_base=spec.rope_base,
+        trained_steps=3,
+        target=TargetId("b", spec.architecture, session.backbone.fingerprint,
+                        session.backbone.tokenizer_fingerprint),
+    )  # fmt: skip
+    torch.manual_seed(3)
+    module = FrozenMtpHead(config)
+    with torch.no_grad():
+        for layer in module.model.layers:
+            layer.self_attn.o_proj.weight *= 4
+        module.model.norm.weight *= 3
+    weights = {name: value.numpy() for name, value in module.state_dict().items()}
+    package = export(folder, config, weights, np.arange(4096))
+    for name in config.matrices():
+        blocks = dequantize(package.tensors[name], package.tensors[name + "_scale"])
+        module.state_dict()[name].copy_(torch.from_numpy(blocks))
+    return module, package.build(session.backbone)
+
+
+def test_the_head_in_torch_is_the_head_in_the_core(session, answered, features, tmp_path):
+    """Teacher-forced and native drafts from the same anchors, every step, in the same batch."""
+    module, native = make_head(session, tmp_path / "h")
+    words = DraftVocabulary(np.arange(4096), session.backbone.spec.vocab_size)
+    same = total = 0
+    for index, answer in enumerate(answered):
+        drafts = []
+        for place, (hidden, cache) in enumerate(decode_step_by_step(session.backbone, answer)):
+            drafts.append(native.draft(cache, answer.answer[place], hidden, 3, 0.0)[0])
+        if not drafts:
+            continue
+        batch = BatchMaker(
+            session.backbone.native, features, answered, words, 3, torch.float32
+        )([index])  # fmt: skip
+        fed = np.array(drafts).T  # (K, A): the head feeds itself here, not the answer
+        inputs = np.concatenate([batch_inputs(answer), fed[:2]])
+        embeddings = session.backbone.native.embed(inputs.reshape(-1).astype(np.int32))
+        batch.embeddings_KAD.copy_(torch.from_numpy(embeddings).unflatten(0, inputs.shape))
+        rows = torch.from_numpy(session.backbone.native.output_rows(np.arange(4096, dtype="i4")))
+        with torch.no_grad():
+            chosen = torch.stack([(state @ rows.T).argmax(-1) for state in module(batch)])
+        same += int((chosen.numpy() == fed).sum())
+        total += fed.size
+    assert total > 100
+    assert same / total > 0.9  # a random head has near-ties, and activations are int8 in the core
+
+
+def batch_inputs(answer: Answer):
+    return anchor_table(answer.prompt_tokens, answer.answer, 1).inputs_KA

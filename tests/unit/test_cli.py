@@ -1,0 +1,164 @@
+"""Laws of the command line that need no backbone."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import pytest
+
+import drafthead
+from drafthead.cli import generate, main, output
+from drafthead.errors import HeadError
+from drafthead.types import TokenEvent
+from tests import fakes
+
+LEFT, RIGHT = "\u2039", "\u203a"
+
+
+def events(text, drafted):
+    return [TokenEvent(0, c, d == "x", 1) for c, d in zip(text, drafted, strict=True)]
+
+
+def test_runs_of_drafted_text_are_marked_once():
+    assert output.marked(events("abcdef", ".xx.xx"), "marks") == f"a{LEFT}bc{RIGHT}d{LEFT}ef{RIGHT}"
+    assert output.marked(events("ab", "xx"), "none") == "ab"
+    assert output.marked(events("ab", ".x"), "colour") == "a\x1b[32mb\x1b[0m"
+    assert output.marked([], "marks") == ""
+
+
+def test_pieces_without_text_move_no_mark():
+    pieces = [TokenEvent(0, "a", True, 1), TokenEvent(0, "", False, 1), TokenEvent(0, "b", True, 2)]
+    assert output.marked(pieces, "marks") == f"{LEFT}ab{RIGHT}"
+
+
+def test_tables_are_aligned():
+    table = output.aligned(("task", "n"), [("a", "1"), ("long", "22")])
+    assert table.splitlines() == ["task   n", "----  --", "a      1", "long  22"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "colour"),
+    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False),
+     (True, {"TERM": "dumb"}, False), (True, {"NO_COLOR": ""}, True)],
+)  # fmt: skip
+def test_colour_only_on_a_terminal_that_wants_it(monkeypatch, terminal, environment, colour):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert output.colourful(types.SimpleNamespace(isatty=lambda: terminal)) is colour
+
+
+def test_generate_report_is_the_promised_shape():
+    """I6, C6: plain decoding has tau 1, no rates, and says why nothing drafted."""
+    session = fakes.session(answer="ok", active=False, reason="no head")
+    report = generate.report(session, session.generate("hi"))
+    assert set(report) == {
+        "text", "tokens", "prompt_tokens", "finish_reason", "backbone", "drafter", "stats",
+    }  # fmt: skip
+    assert set(report["backbone"]) == {"name", "architecture", "file", "fingerprint"}
+    assert report["drafter"] == {"name": "none", "active": False, "reason": "no head"}
+    promised = {
+        "passes", "drafted", "accepted", "committed", "tau", "accept_at", "prefill_ms", "decode_ms",
+        "tok_s",
+    }  # fmt: skip
+    assert promised <= set(report["stats"])
+    assert (report["text"], report["tokens"]) == ("ok", [111, 107, 256])
+    assert (report["stats"]["tau"], report["stats"]["accept_at"]) == (1.0, [])
+    json.dumps(report)
+
+
+def test_the_last_line_says_which_drafter_is_active_or_why_not():
+    """J11: a head that is not used is told."""
+    session = fakes.session(active=False, reason="no head fits")
+    result = session.generate("hi")
+    assert "not active: no head fits" in output.stats_line(session, result.stats)
+    session = fakes.session()
+    assert "drafter none active" in output.stats_line(session, result.stats)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--temprature", "0"],
+        ["generate", "--temp", "0"],
+        ["generate", "--temperature", "0.7"],
+        ["generate", "--temperature", "warm"],
+        ["generate", "--top-p", "0.9", "hi"],
+        ["generate", "--seed", "1", "hi"],
+        ["generate", "--max-tokens", "many"],
+        ["cost", "--rows", "1,x"],
+        ["bench", "--repeat"],
+        ["dream"],
+        ["--loud"],
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_two(capsys, words):
+    """J9: unknown, renamed and shortened flags are errors, never silence."""
+    assert main.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("drafthead")
+    assert err.endswith(".\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--temperature", "0.7"], ["--top-k", "5"]])
+def test_sampling_is_said_to_be_missing(capsys, words):
+    main.main(["generate", "hi", *words])
+    assert "decodes greedily only" in capsys.readouterr().err
+
+
+def failing_command(monkeypatch, error):
+    def add_parser(subparsers):
+        def run(args):
+            raise error
+
+        subparsers.add_parser("cost").set_defaults(run=run)
+
+    monkeypatch.setattr(
+        main.importlib, "import_module", lambda name: types.SimpleNamespace(add_parser=add_parser)
+    )
+
+
+def test_an_error_is_one_sentence_and_exit_code_one(monkeypatch, capsys):
+    failing_command(monkeypatch, HeadError("Head x: fingerprint differs."))
+    assert main.main(["cost"]) == 1
+    assert capsys.readouterr().err == "drafthead cost: Head x: fingerprint differs.\n"
+
+
+def test_an_error_of_the_system_is_one_sentence_too(monkeypatch, capsys):
+    failing_command(monkeypatch, PermissionError(13, "Permission denied", "/report"))
+    assert main.main(["cost"]) == 1
+    assert capsys.readouterr().err == "drafthead cost: Permission denied: /report.\n"
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    failing_command(monkeypatch, HeadError("Head x."))
+    with pytest.raises(HeadError):
+        main.main(["cost", "--debug"])
+
+
+def test_interruption_is_no_traceback(monkeypatch, capsys):
+    failing_command(monkeypatch, KeyboardInterrupt())
+    assert main.main(["cost"]) == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(capsys, words):
+    assert main.main(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in main.COMMANDS)
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_explains_itself(capsys, name):
+    assert main.main([name, "--help"]) == 0
+    assert f"drafthead {name}" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"drafthead {drafthead.__version__}\n"

@@ -1,0 +1,55 @@
+"""Laws of the MTP drafter, on a recording head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from drafthead.drafters.mtp import MtpDrafter
+
+
+class RecordingHead:
+    """Answers every call with the same draft and keeps what it was given."""
+
+    def __init__(self, tokens=(5, 6, 7), confidences=(0.9, 0.8, 0.2)):
+        self.calls = []
+        self.answer = np.array(tokens, np.int32), np.array(confidences, np.float32)
+
+    def draft(self, cache, token, hidden, max_tokens, min_confidence):
+        self.calls.append((cache, token, hidden.tolist(), max_tokens, min_confidence))
+        return self.answer
+
+
+def test_it_drafts_from_the_last_committed_token_and_the_hidden_state_that_chose_it():
+    """J7: the pair is (h of position n - 1, x_n), at the start and after every pass."""
+    head = RecordingHead()
+    drafter = MtpDrafter(head, max_draft_tokens=4)
+    drafter.begin([1, 2, 3], np.array([0.5], np.float32), "cache")
+    drafter.propose(8)
+    drafter.observe([9, 10], np.array([0.25], np.float32))
+    drafter.propose(2)
+    assert head.calls == [("cache", 3, [0.5], 4, 0.0), ("cache", 10, [0.25], 2, 0.0)]
+
+
+@pytest.mark.parametrize(("floor", "kept"), [(0.0, (5, 6, 7)), (0.2, (5, 6, 7)), (0.5, (5, 6))])
+def test_the_step_that_the_head_doubts_is_left_out(floor, kept):
+    head = RecordingHead(confidences=(0.9, 0.8, 0.25))
+    drafter = MtpDrafter(head, 4, min_confidence=floor)
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    draft = drafter.propose(4)
+    assert draft.tokens == kept
+    assert len(draft.confidences) == len(kept)
+
+
+def test_a_confidence_that_is_not_a_number_is_left_for_the_loop_to_count():
+    """A10: nothing hides numerics trouble."""
+    head = RecordingHead(tokens=(5,), confidences=(float("nan"),))
+    drafter = MtpDrafter(head, 4)
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    assert drafter.propose(4).tokens == (5,)
+
+
+def test_an_empty_draft_is_a_draft():
+    drafter = MtpDrafter(RecordingHead((), ()), 4, min_confidence=0.5)
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    assert drafter.propose(4).tokens == ()

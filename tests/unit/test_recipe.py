@@ -1,0 +1,80 @@
+"""Laws of recipes: what is unknown is refused, what is wrong is named, the rest has defaults."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from drafthead.errors import TrainingError
+from drafthead.training.recipe import load_recipe, parse_recipe
+
+GOOD = """
+[head]
+name = "h"
+backbone = "b"
+kv_layers = [3, 5]
+d_ff = 64
+draft_vocab = 160
+[train]
+steps = 10
+lr = 1
+"""
+
+
+def test_values_defaults_and_digest():
+    recipe = parse_recipe(GOOD)
+    assert recipe.head.kv_layers == (3, 5)
+    assert recipe.train.steps == 10 and recipe.train.lr == 1.0
+    assert recipe.train.schedule == "cosine" and recipe.measure.max_draft == 3
+    assert recipe.digest == hashlib.sha256(GOOD.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("[train]", "[training]", "training"),
+        ("steps = 10", "step = 10", "step"),
+        ("steps = 10", "steps = -1", "steps"),
+        ("steps = 10", "steps = 1.5", "steps"),
+        ("steps = 10", "steps = true", "steps"),
+        ("steps = 10", 'steps = "10"', "steps"),
+        ("steps = 10", "steps = 10\nminutes = 3", "exactly one"),
+        ("steps = 10", "", "exactly one"),
+        ("lr = 1", "lr = 2", "lr"),
+        ("lr = 1", "lr = nan", "lr"),
+        ("lr = 1", 'schedule = "step"', "schedule"),
+        ("lr = 1", "schedule = 3", "schedule"),
+        ("lr = 1", "zero_output = 1", "zero_output"),
+        ("lr = 1", "unroll = 0", "unroll"),
+        ('name = "h"', "name = 3", "name"),
+        ('name = "h"', 'name = ""', "name"),
+        ('name = "h"\n', "", "name"),
+        ("kv_layers = [3, 5]", "kv_layers = []", "kv_layers"),
+        ("kv_layers = [3, 5]", "kv_layers = [-1]", "kv_layers"),
+        ("kv_layers = [3, 5]", "kv_layers = 3", "kv_layers"),
+        ("kv_layers = [3, 5]", "kv_layers = [true]", "kv_layers"),
+        ("[train]", "[train", "TOML"),
+        ("[head]", "head = 3\n[x]", "head"),
+    ],
+)
+def test_what_is_wrong_is_named(old, new, named):
+    assert old in GOOD
+    with pytest.raises(TrainingError, match=named):
+        parse_recipe(GOOD.replace(old, new))
+
+
+def test_every_recipe_of_the_repository_is_sound():
+    recipes = list((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    assert recipes
+    for path in recipes:
+        assert load_recipe(path).head.name == path.stem
+
+
+def test_a_missing_recipe_and_the_file_with_a_fault_are_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"gone\.toml"):
+        load_recipe(tmp_path / "gone.toml")
+    (tmp_path / "bad.toml").write_text(GOOD + "zero = 1")
+    with pytest.raises(TrainingError, match=r"bad\.toml.*zero"):
+        load_recipe(tmp_path / "bad.toml")

@@ -1,0 +1,152 @@
+"""Laws of regen: answers are the backbone's own, whatever ran beside them or stopped them."""
+
+from __future__ import annotations
+
+import pytest
+import trainee
+
+from drafthead.errors import RequestError, TrainingError
+from drafthead.evaluation.prompts import PromptRow
+from drafthead.training.answers import PART, Answer, AnswerStore
+from drafthead.training.prompts import choose
+from drafthead.training.regen import Regenerator, RegenSettings, regenerate
+
+
+def prompt(number, task="chat"):
+    return PromptRow(f"p{number}", task, ({"role": "user", "content": f"question {number}"},))
+
+
+PROMPTS = [prompt(number, ("chat", "math")[number % 2]) for number in range(60)]
+
+
+def encode(asked):
+    number = int(asked.id[1:])
+    return [2 + number, *range(10, 10 + number % 23)]
+
+
+def answer_all(out, prompts=PROMPTS, settings=None, sequences=5, on_answer=None):
+    settings = settings or RegenSettings(max_tokens=24, capacity=64)
+    worker = Regenerator(
+        trainee.TinyBackbone(), encode, frozenset({trainee.EOS}), settings, sequences
+    )
+    if on_answer is None:
+        return regenerate(worker, prompts, out, settings), worker
+    return regenerate(worker, prompts, out, settings, on_answer), worker
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("sequences", [1, 5, 100])
+def test_every_answer_is_the_backbones_own_greedy_one(tmp_path, sequences):
+    settings = RegenSettings(max_tokens=24, capacity=64, keep_loops=True)
+    answer_all(tmp_path, settings=settings, sequences=sequences)
+    rows = list(AnswerStore(tmp_path).rows())
+    assert [row.id for row in rows] == [asked.id for asked in PROMPTS]
+    for row, asked in zip(rows, PROMPTS, strict=True):
+        assert list(row.prompt_tokens) == encode(asked)
+        assert list(row.answer) == trainee.greedy(trainee.TinyBackbone(), encode(asked), 24)
+        assert row.finish == ("stop" if row.answer[-1] == trainee.EOS else "length")
+
+
+def test_many_answers_share_one_pass(tmp_path):
+    _, worker = answer_all(tmp_path, sequences=5)
+    assert worker.counts.rows / worker.counts.passes > 4
+
+
+def test_the_bytes_do_not_depend_on_sequences_or_on_being_killed(tmp_path):
+    answer_all(tmp_path / "one", sequences=3)
+
+    class KilledError(Exception):
+        pass
+
+    def kill(_answer, counts):
+        if counts.answers == 21:
+            raise KilledError
+
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            answer_all(tmp_path / "two", sequences=7, on_answer=kill)
+        with (tmp_path / "two" / PART).open("a") as part:
+            part.write('{"id":"p59","task":"ch')  # the machine stopped inside a line
+    held = len(list(AnswerStore(tmp_path / "two").rows()))
+    manifest, worker = answer_all(tmp_path / "two", sequences=7)
+    assert worker.counts.resumed == held > 20
+    assert worker.counts.answers == 60 - held
+    assert manifest["answers"] == 60
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_a_loop_is_cut_where_the_last_8_tokens_occurred_before(tmp_path):
+    settings = RegenSettings(max_tokens=60, capacity=256)
+    worker = Regenerator(
+        trainee.TinyBackbone(ends=False), encode, frozenset({trainee.EOS}), settings, 4
+    )  # fmt: skip
+    worker.backbone.next_token = lambda before, last: (last + 1) % 12 + 20
+    manifest = regenerate(worker, PROMPTS[:3], tmp_path, settings)
+    assert manifest["looped"] == 3
+    for row in AnswerStore(tmp_path).rows():
+        assert row.finish == "looped"
+        windows = [row.answer[i : i + 8] for i in range(len(row.answer) - 7)]
+        assert windows.index(windows[-1]) < len(windows) - 1
+        assert len(set(windows)) == len(windows) - 1
+
+
+def test_a_prompt_without_room_for_its_answer_is_skipped_and_counted(tmp_path):
+    settings = RegenSettings(max_tokens=24, capacity=24 + 10)
+    manifest, _ = answer_all(tmp_path, settings=settings)
+    fitting = [asked for asked in PROMPTS if len(encode(asked)) <= 10]
+    assert manifest["answers"] == len(fitting)
+    assert manifest["skipped"] == len(PROMPTS) - len(fitting)
+
+
+def test_truncated_answers_are_marked(tmp_path):
+    manifest, _ = answer_all(tmp_path, settings=RegenSettings(max_tokens=3, capacity=64))
+    rows = list(AnswerStore(tmp_path).rows())
+    assert manifest["truncated"] == sum(row.finish == "length" for row in rows) > 0
+    assert all(len(row.answer) == 3 for row in rows if row.finish == "length")
+
+
+def test_a_folder_of_other_settings_or_another_backbone_is_refused(tmp_path):
+    answer_all(tmp_path)
+    with pytest.raises(TrainingError, match="settings"):
+        answer_all(tmp_path, settings=RegenSettings(max_tokens=25, capacity=64))
+    manifest = AnswerStore(tmp_path).manifest()
+    AnswerStore(tmp_path).write_manifest(manifest | {"fingerprint": "0" * 64})
+    with pytest.raises(TrainingError, match="fingerprint"):
+        answer_all(tmp_path)
+
+
+def test_more_prompts_extend_a_finished_folder(tmp_path):
+    answer_all(tmp_path / "grown", prompts=PROMPTS[:20])
+    _, worker = answer_all(tmp_path / "grown")
+    assert worker.counts.answers == 40
+    answer_all(tmp_path / "whole")
+    assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
+
+
+def test_a_damaged_row_is_named(tmp_path):
+    store = AnswerStore(tmp_path)
+    store.append(Answer("a", "chat", (1,), (2,), "stop"))
+    store.flush()
+    with (tmp_path / PART).open("a") as part:
+        part.write('{"id": 3}\n')
+    with pytest.raises(TrainingError, match="line 2"):
+        list(store.rows())
+
+
+def test_selection_drops_duplicates_alternates_tasks_and_grows_with_the_limit():
+    doubled = [*PROMPTS, *(PromptRow("x" + p.id, p.task, p.messages) for p in PROMPTS)]
+    few, dropped = choose(doubled, [], 3, seed=1)
+    more, _ = choose(doubled, [], 9, seed=1)
+    assert dropped == 60
+    assert [asked.task for asked in few] == ["chat", "math"] * 3
+    assert few == more[:6]
+    assert choose(doubled, ["math"], None, 1)[0] == [p for p in choose(PROMPTS, [], None, 1)[0]
+                                                    if p.task == "math"]  # fmt: skip
+    assert {asked.id for asked in choose(doubled, [], 3, seed=2)[0]} != {a.id for a in few}
+    with pytest.raises(RequestError, match="cooking"):
+        choose(PROMPTS, ["cooking"], None, 0)
+    with pytest.raises(RequestError, match="p0"):
+        choose([*PROMPTS, PromptRow("p0", "chat", ({"role": "user", "content": "?"},))], [], 1, 0)

@@ -1,0 +1,159 @@
+"""Laws of the session, on doubles."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafthead.drafters.base import NoDrafter
+from drafthead.errors import CapacityError, RequestError
+from drafthead.session import load
+from tests import fakes
+
+ANSWER = "héllo ✓ wörld"
+
+
+def oracle(answer=ANSWER, prompt="user:hi;", **how):
+    return fakes.OracleDrafter(
+        answer=[*answer.encode(), 256], prompt_tokens=len(prompt.encode()), vocab_size=256, **how
+    )
+
+
+def test_result_has_text_tokens_reason_and_counts():
+    """C3, C6: text is that of the tokens, without the end token, which is one of the tokens."""
+    result = fakes.session(answer=ANSWER).generate("hi")
+    assert result.text == ANSWER
+    assert result.tokens == (*ANSWER.encode(), 256)
+    assert result.finish_reason == "stop"
+    assert result.prompt_tokens == len("user:hi;")
+    assert len(result.tokens) == len(result.events) == 1 + result.stats.committed
+
+
+@pytest.mark.parametrize("right", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 40])
+def test_drafting_changes_no_token_and_no_character(right, max_tokens):
+    """A9, F1: generate and stream, drafted or not, cut inside a character or not, give one text."""
+    plain = fakes.session(answer=ANSWER).generate("hi", max_tokens=max_tokens)
+    session = fakes.session(oracle(right=right), answer=ANSWER)
+    drafted = session.generate("hi", max_tokens=max_tokens)
+    pieces = [event.text for event in session.stream("hi", max_tokens=max_tokens)]
+    assert (drafted.tokens, drafted.text) == (plain.tokens, plain.text)
+    assert "".join(pieces) == plain.text
+    assert "\ufffd" not in "".join(pieces[:-1])
+
+
+def test_prompt_messages_and_ids_are_one_request():
+    """A9: the same token prompt gives the same ids whichever way it is given."""
+    session = fakes.session(answer=ANSWER)
+    ids = session.encode("hi")
+    ways = [
+        session.generate("hi"),
+        session.generate(messages=[{"role": "user", "content": "hi"}]),
+        session.generate(ids),
+        session.generate("user:hi;", raw=True),
+    ]
+    assert {way.tokens for way in ways} == {ways[0].tokens}
+
+
+def test_system_text_comes_first():
+    session = fakes.session()
+    assert bytes(session.encode("hi", system="be brief")) == b"system:be brief;user:hi;"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "hi"}], "raw": True},
+        {"prompt": "hi", "raw": True, "system": "x"},
+        {"prompt": "", "raw": True},
+        {"prompt": [3, 260]},
+        {"prompt": [-1]},
+        {"prompt": []},
+        {"prompt": "hi", "max_tokens": 0},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_at_once(how):
+    with pytest.raises(RequestError):
+        fakes.session().stream(**how)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_at_once():
+    with pytest.raises(CapacityError, match=r"8 tokens .* 7"):
+        fakes.session(context=7).stream("hi")
+
+
+def test_the_context_rules_the_cache_whatever_is_asked_for():
+    """E1, E4: one number; the answer ends in the last cell."""
+    session = fakes.session(context=20)
+    result = session.generate("hi", max_tokens=10_000, ignore_eos=True)
+    assert result.finish_reason == "length"
+    assert result.prompt_tokens + len(result.tokens) == 20 + 1
+
+
+def test_the_cache_is_kept_between_requests_and_grows_where_needed():
+    session = fakes.session(answer=ANSWER)
+    session.generate("hi")
+    first = session._slot.cache
+    session.generate("hi")
+    assert session._slot.cache is first
+    session.generate([1] * 2000, max_tokens=1)
+    assert session._slot.cache.capacity > first.capacity
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_abandoned_stream_leaves_the_session_as_new(after):
+    session = fakes.session(oracle(right=2), answer=ANSWER)
+    stream = session.stream("hi")
+    for _ in range(after):
+        next(stream)
+    del stream
+    assert session.generate("hi").text == ANSWER
+
+
+def test_an_older_stream_says_that_a_newer_request_took_over():
+    session = fakes.session(answer=ANSWER)
+    old = session.stream("hi")
+    next(old)
+    session.generate("hi")
+    with pytest.raises(RequestError, match="another request"):
+        next(old)
+
+
+def test_a_stream_counts_as_it_goes():
+    session = fakes.session(answer=ANSWER)
+    stream = session.stream("hi")
+    next(stream)
+    assert stream.finish_reason is None
+    next(stream)
+    assert stream.stats.passes == 1
+    list(stream)
+    assert stream.finish_reason == "stop"
+
+
+def test_another_drafter_shares_backbone_and_cache():
+    session = fakes.session(oracle(), answer=ANSWER)
+    plain = session.using(NoDrafter())
+    assert session.generate("hi").stats.accepted > 0
+    assert plain.generate("hi").stats.drafted == 0
+    assert plain._slot is session._slot
+    assert (plain.drafter.active, session.drafter.active) == (False, True)
+
+
+def test_stops_can_be_ignored():
+    session = fakes.session(answer="ab")
+    result = session.generate("hi", max_tokens=10, ignore_eos=True)
+    assert len(result.tokens) == 10
+    assert result.tokens[2] == 256
+
+
+@pytest.mark.parametrize("how", [{"threads": 0}, {"max_draft": 0}, {"context": -1}])
+def test_load_refuses_numbers_below_one(how):
+    with pytest.raises(RequestError, match="at least 1"):
+        load("x.gguf", **how)
+
+
+def test_load_refuses_an_unknown_drafter():
+    """J9: a name that means nothing is an error, never silence."""
+    with pytest.raises(RequestError, match="mtp, none"):
+        load("x.gguf", drafter="medusa")

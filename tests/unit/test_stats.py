@@ -1,0 +1,88 @@
+"""Laws of the counts: pooled first, divided once, None where nothing was drafted."""
+
+from __future__ import annotations
+
+import pytest
+
+from drafthead.decoding.stats import (
+    accept_at,
+    acceptance_rate,
+    count_pass,
+    decode_tok_s,
+    pool,
+    tau,
+)
+from drafthead.types import DecodeStats
+
+
+def counted(*passes):
+    stats = DecodeStats()
+    for drafted, accepted in passes:
+        count_pass(stats, drafted, accepted, kept=accepted + 1, dropped=0)
+    return stats
+
+
+def test_a_known_pattern_gives_exact_integers():
+    """I1, I7: drafts of 4, 2, 0, 3 tokens of which 2, 2, 0, 0 are accepted."""
+    stats = counted((4, 2), (2, 2), (0, 0), (3, 0))
+    assert (stats.passes, stats.drafted, stats.accepted, stats.committed) == (4, 9, 4, 8)
+    assert stats.drafted_at == [3, 3, 2, 1]
+    assert stats.tested_at == [3, 2, 1]
+    assert stats.accepted_at == [2, 2]
+    assert tau(stats) == 2.0
+    assert acceptance_rate(stats) == 4 / 9
+
+
+def test_acceptance_of_a_step_is_given_that_the_steps_before_were_accepted():
+    """I4, I8: drafts too short to have a step, or rejected before it, do not lower its rate."""
+    stats = counted((4, 2), (2, 2), (0, 0), (3, 0))
+    assert accept_at(stats) == [2 / 3, 2 / 2, 0 / 1, None]
+
+
+@pytest.mark.parametrize(
+    ("kept", "accepted", "committed", "cut", "tested"),
+    [(1, 1, 1, 1, [1]), (2, 2, 2, 1, [1, 1]), (3, 2, 3, 0, [1, 1, 1])],
+)
+def test_tokens_after_the_end_are_not_counted_as_accepted(kept, accepted, committed, cut, tested):
+    """I5: accepted never exceeds what was emitted; the dropped next token has its own field."""
+    stats = count_pass(DecodeStats(), drafted=4, accepted=2, kept=kept, dropped=0)
+    assert (stats.accepted, stats.committed, stats.cut) == (accepted, committed, cut)
+    assert stats.tested_at == tested
+    assert stats.committed == stats.passes + stats.accepted - stats.cut
+
+
+def test_nothing_drafted_gives_none_and_plain_tau_is_one():
+    """I6: no division by zero, no made-up rate."""
+    stats = counted((0, 0), (0, 0))
+    assert acceptance_rate(stats) is None
+    assert accept_at(stats) == []
+    assert tau(stats) == 1.0
+    assert tau(DecodeStats()) is None
+    assert decode_tok_s(DecodeStats()) is None
+
+
+def test_rates_never_exceed_one():
+    """I2: accepted <= tested <= drafted at every step."""
+    stats = counted(*[(k, a) for k in range(6) for a in range(k + 1)])
+    for accepted, tested, drafted in zip(
+        stats.accepted_at, stats.tested_at, stats.drafted_at, strict=True
+    ):
+        assert accepted <= tested <= drafted
+
+
+def test_pooling_adds_counts_and_not_ratios():
+    """I3: a short request does not weigh as much as a long one."""
+    long, short = counted(*[(1, 1)] * 99), counted((4, 0))
+    total = pool([long, short])
+    assert tau(total) == (198 + 1) / 100
+    assert accept_at(total)[0] == 99 / 100
+    assert total.drafted_at == [100, 1, 1, 1]
+    assert (long.passes, short.passes) == (99, 1)
+
+
+def test_pooling_nothing_is_empty():
+    assert pool([]) == DecodeStats()
+
+
+def test_speed_is_committed_tokens_over_decode_time():
+    assert decode_tok_s(DecodeStats(committed=30, decode_ms=100.0, prefill_ms=900.0)) == 300.0
