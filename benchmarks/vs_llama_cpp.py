@@ -6,8 +6,9 @@ Needs llama-cpp-python in the same environment, built from source for this machi
 
     CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python llama-cpp-python
 
-Each round runs a 512-token prompt and 64 greedy tokens after it, and passes of 1, 2, 4 and 8 rows, on
-both sides in turn. Printed are medians over the rounds, their spread, and the ratios; last a JSON line.
+Each round runs a 512-token prompt and 64 greedy tokens after it, and passes of 1, 2, 4 and 8 rows,
+on both sides in turn. Printed are medians over the rounds, their spread, and the ratios; the last
+line is JSON.
 """
 
 from __future__ import annotations

@@ -264,3 +264,12 @@ def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_zero():
         assert shares[5] == pytest.approx(0.5) and shares[10] == 1
         assert shares[10:] == sorted(shares[10:], reverse=True)
     assert lr_share(0.0, 0.0, "linear") == 1
+
+
+def test_a_gradient_that_is_not_finite_is_caught_behind_a_finite_loss(material, tmp_path):
+    trainer = make_trainer(material, tmp_path)
+    trainer.head.pre_projection.weight.register_hook(lambda gradient: gradient * float("nan"))
+    before = weights(trainer)
+    trainer.run(stop_at=2)
+    assert trainer.progress.skipped == 2
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())

@@ -79,7 +79,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             output.decimal(line["tau"]),
             output.decimal(line["tok_s"], 0),
             output.decimal(line["plain_tok_s"], 0),
-            output.decimal(line["speedup"]) + "x",
+            output.decimal(line["speedup"]),
             "yes" if line["identical"] else "NO",
         )
         for line in lines

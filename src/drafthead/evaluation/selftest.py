@@ -40,7 +40,7 @@ class Sizes:
     decoded_tokens: int
 
 
-FULL = Sizes(long_tokens=600, isa_rows=24, decoded_tokens=96)
+FULL = Sizes(long_tokens=544, isa_rows=24, decoded_tokens=64)
 QUICK = Sizes(long_tokens=96, isa_rows=8, decoded_tokens=32)
 
 
@@ -150,11 +150,11 @@ class SelfTest:
     def chunks(self, check: Check) -> None:
         """However a prompt is cut into passes, its rows are the same."""
         for chunk in CHUNKS:
-            check.compare(
-                self.long_rows, hidden_rows(self.backbone, self.cache(), self.long, chunk)
-            )
             sizes = cut_sizes(SHORT_TOKENS, [chunk])
             check.compare(self.short_rows, feed(self.backbone, self.cache(), self.short, sizes))
+            if chunk > 1:  # the long reference is this cut already
+                found = hidden_rows(self.backbone, self.cache(), self.long, chunk)
+                check.compare(self.long_rows, found)
 
     def rollback(self, check: Check) -> None:
         """After wrong tokens and a rollback the rows are as if the wrong ones had never been."""
