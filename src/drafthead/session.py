@@ -23,6 +23,7 @@ from drafthead.types import DecodeStats, TokenEvent
 
 DRAFTERS = ("mtp", "none")
 SMALLEST_CACHE = 1024
+PLAIN_WANTED = "plain decoding was asked for"
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -131,7 +132,8 @@ class Session:
 
     def using(self, drafting: Drafter) -> Session:
         """A session with another drafter on the same backbone and the same cache."""
-        state = DrafterState(drafting.name, not isinstance(drafting, NoDrafter))
+        plain = isinstance(drafting, NoDrafter)
+        state = DrafterState(drafting.name, not plain, PLAIN_WANTED if plain else None)
         other = Session(
             self.backbone, self.tokenizer, self.template, drafting, state, self.head, self.context
         )
@@ -240,7 +242,7 @@ def load(
     """Load a backbone and, where one fits, its head.
 
     Args:
-        backbone: known name, or path of a .gguf file.
+        backbone: known name, path of a .gguf file, or hf:org/repo/file.gguf; none is downloaded.
         head: "auto" takes the shipped head of this backbone and decodes plainly where there is
             none; "none" takes none; a path is the folder of a head package, which must fit.
         drafter: "mtp" drafts with the head, "none" decodes plainly.
@@ -278,7 +280,7 @@ def choose_head(
         HeadError: a head was named by its path and cannot be used.
     """
     if not wanted:
-        return None, "plain decoding was asked for"
+        return None, PLAIN_WANTED
     if head == "none":
         return None, "no head was asked for"
     if head != "auto":

@@ -65,7 +65,7 @@ def test_a_file_that_is_no_model_is_one_sentence(tmp_path):
         (["generate", "hi", "--max_tokens", "3"], 2),
         (["generate", "hi", "--temperature", "1"], 2),
         (["generate", "hi", "--drafter", "medusa"], 1),
-        (["bench", "--limit", "0"], 1),
+        (["bench", "--limit", "0"], 2),
         (["bench", "--drafters", "plain,eagle"], 1),
         (["fly"], 2),
     ],
@@ -90,10 +90,31 @@ def test_a_prompt_that_is_no_text_is_one_sentence(stdin):
     assert b"prompt" in done.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_traceback():
-    command = f"{sys.executable} -m drafthead --help | true"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+@pytest.mark.parametrize("words", ["--help", "pull --list"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_cannot_be_written_is_no_traceback(words, buffered):
+    """A reader that leaves early is not told; a full disk is one sentence and exit code 1."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+
+    def shell(redirection):
+        command = f"{sys.executable} -m drafthead {words} {redirection}"
+        return subprocess.run(
+            command, shell=True, capture_output=True, text=True, env=environment, check=False
+        )
+
+    assert shell("| true").stderr == ""
+    full = shell("> /dev/full")
+    assert full.returncode == 1
+    assert full.stderr.endswith("No space left on device.\n")
+    assert full.stderr.count("\n") == 1
+
+
+def test_closed_standard_streams_are_no_traceback():
+    for command, code in (("generate <&-", 1), ("--help >&-", 0), ("fly 2>&-", 2)):
+        words = f"{sys.executable} -m drafthead {command}"
+        done = subprocess.run(words, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == code, command
+        assert done.stderr.count("\n") == (code == 1)
 
 
 @pytest.mark.backbone

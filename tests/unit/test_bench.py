@@ -8,7 +8,7 @@ import json
 import pytest
 
 from drafthead.drafters.base import NoDrafter
-from drafthead.errors import FileError, RequestError
+from drafthead.errors import CapacityError, FileError, RequestError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import Answer, arm_lines, spread
 from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
@@ -143,13 +143,39 @@ def test_prompt_files_are_read_plain_or_gzipped_and_unknown_keys_ignored(tmp_pat
     "line",
     ["[1]", "{", '{"id": "1"}', '{"id": "1", "task": "t"}', '{"id": 1, "task": "t", "prompt": "x"}',
      '{"id": "1", "task": "t", "messages": []}',
-     '{"id": "1", "task": "t", "messages": [{"role": "user"}]}'],
+     '{"id": "1", "task": "t", "messages": [{"role": "user"}]}',
+     '{"id": "1", "task": "t", "messages": [{"role": "boss", "content": "x"}]}',
+     '{"id": "1", "task": "t", "prompt": "\\ud83d"}',
+     '{"id": "\\ud83d", "task": "t", "prompt": "x"}',
+     "[" * 100_000, "9" * 5000],
 )  # fmt: skip
 def test_a_bad_line_is_one_named_error(tmp_path, line):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"id": "0", "task": "t", "prompt": "x"}\n' + line + "\n")
-    with pytest.raises(FileError, match=r"bad\.jsonl"):
+    with pytest.raises(FileError, match=r"^bad\.jsonl, line 2: ") as caught:
         list(read_prompts(path))
+    assert "line 1" not in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_one_named_error(tmp_path):
+    """Bytes that are not UTF-8, and gzip that is cut, rotten or no gzip."""
+    row = b'{"id": "0", "task": "t", "prompt": "x"}\n'
+    packed = bytearray(gzip.compress(row * 999))
+    rotten = packed[:12] + bytes(byte ^ 255 for byte in packed[12:])
+    (tmp_path / "a.jsonl").write_bytes(row + b"\xff\n")
+    for name, raw in {"cut": packed[:30], "rotten": rotten, "no": row}.items():
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(raw)
+    (tmp_path / "folder").mkdir()
+    for path in tmp_path.iterdir():
+        with pytest.raises(FileError, match="is not a file of JSON lines") as caught:
+            list(read_prompts(path))
+        assert str(path) in str(caught.value)
+
+
+def test_a_prompt_that_cannot_be_answered_is_named_before_anything_is_measured():
+    long = PromptRow("p9", "x", ({"role": "user", "content": "long " * 999},))
+    with pytest.raises(CapacityError, match=r"^Prompt p9: .* 4096"):
+        run_arms(arms(), [*rows("x"), long], 5, on_answer=lambda a: pytest.fail("measured"))
 
 
 def test_a_missing_file_is_named(tmp_path):

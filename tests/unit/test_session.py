@@ -54,6 +54,16 @@ def test_prompt_messages_and_ids_are_one_request():
     assert {way.tokens for way in ways} == {ways[0].tokens}
 
 
+def test_a_raw_prompt_gets_the_begin_token_once_and_only_where_the_file_asks_for_it():
+    """G3: no end token either, and nothing else around the text."""
+    session = fakes.session()
+    session.tokenizer.bos_id = 257
+    assert session.encode("hi", raw=True) == [*b"hi"]
+    session.tokenizer.add_bos = True
+    assert session.encode("hi", raw=True) == [257, *b"hi"]
+    assert session.encode([*b"hi"]) == [*b"hi"]
+
+
 def test_system_text_comes_first():
     session = fakes.session()
     assert bytes(session.encode("hi", system="be brief")) == b"system:be brief;user:hi;"
@@ -138,6 +148,8 @@ def test_another_drafter_shares_backbone_and_cache():
     assert plain.generate("hi").stats.drafted == 0
     assert plain._slot is session._slot
     assert (plain.drafter.active, session.drafter.active) == (False, True)
+    assert plain.drafter.reason
+    assert session.drafter.reason is None
 
 
 def test_stops_can_be_ignored():

@@ -150,6 +150,15 @@ def test_begin_comes_exactly_once(tmp_path: Path) -> None:
     assert 0 not in encode_chat(*build(tmp_path, bos_token_id=0), [USER])
 
 
+def test_no_end_token_is_appended_to_a_prompt(tmp_path: Path) -> None:
+    """G3: add_eos_token is for training texts; a prompt that ended would not be answered."""
+    expected = encode_chat(*build(tmp_path), [USER])
+    both = build(tmp_path, add_eos_token=True)
+    assert encode_chat(*both, [USER]) == expected
+    assert expected[-1] not in both[0].eos_ids
+    assert not both[0].eos_ids & set(both[0].encode("hello"))
+
+
 def test_special_tokens_are_at_the_templates_hand(tmp_path: Path) -> None:
     """bos, eos, unk and pad tokens are those of the file, and print as control tokens."""
     source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}"

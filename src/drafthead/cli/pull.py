@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
+from drafthead.cli import output
 from drafthead.errors import RequestError
 
 
@@ -14,7 +14,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("pull", help="fetch a backbone into the cache, checked")
     parser.add_argument("name", nargs="?", help="a known name, or hf:org/repo/file.gguf")
     parser.add_argument("--list", action="store_true", help="show the known names")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -26,7 +26,6 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(
             "Name the backbone to pull; `drafthead pull --list` shows the known ones."
         )
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     columns = (
         TextColumn("{task.description:<11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
     )  # fmt: skip
-    bar = Progress(*columns, console=Console(stderr=True))
+    bar = Progress(*columns, console=output.console())
     tasks: dict[str, TaskID] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             "bytes": fetched.nbytes,
             "already_there": fetched.already_there,
         }
-        print(json.dumps(fields))
+        output.print_json(fields)
     else:
         how = (
             "was there already and is intact" if fetched.already_there else "is pulled and checked"
@@ -87,14 +86,13 @@ def _list(as_json: bool) -> int:
             }
             for name, known in KNOWN.items()
         ]
-        print(json.dumps({"backbones": rows}))
+        output.print_json({"backbones": rows})
         return 0
-    table = [("name", "size", "licence", "in cache", "what it is")]
+    table = []
     for name, known in KNOWN.items():
         there = "yes" if in_cache[name] else "no"
         size = f"{known.nbytes / 1e6:.0f} MB"
         table.append((name, size, known.licence, there, known.description))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    header = ("name", "size", "licence", "in cache", "what it is")
+    print(output.aligned(header, table, left=len(header)))
     return 0

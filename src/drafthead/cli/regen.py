@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+from drafthead.cli import output
 from drafthead.errors import RequestError
 
 BUILT_IN_PER_TASK = 500
@@ -26,22 +26,22 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of answers; resumes")
     parser.add_argument("--tasks", default="", help="only these, comma-separated")
-    parser.add_argument("--limit", type=int, default=None, help="prompts a task; all of them")
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--capacity", type=int, default=1024, help="prompt and answer, in tokens")
-    parser.add_argument("--sequences", type=int, default=16, help="answers in flight")
+    parser.add_argument(
+        "--limit", type=output.count, default=None, help="prompts a task; all of them"
+    )
+    parser.add_argument("--max-tokens", type=output.count, default=256, help="longest answer")
+    parser.add_argument(
+        "--capacity", type=output.count, default=1024, help="prompt and answer, in tokens"
+    )
+    parser.add_argument("--sequences", type=output.count, default=16, help="answers in flight")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repetitions")
     parser.add_argument("--seed", type=int, default=0, help="decides which prompts --limit takes")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--json", action="store_true")
+    output.add_threads_flag(parser)
+    output.add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("limit", "max_tokens", "capacity", "sequences", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise RequestError(f"--{name.replace('_', '-')} must be at least 1, found {value}.")
     if args.max_tokens >= args.capacity:
         raise RequestError(
             f"--max-tokens {args.max_tokens} leaves no room for a prompt in --capacity "
@@ -51,14 +51,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the prompts and print what the folder holds."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts
     from drafthead.session import load
@@ -85,16 +78,14 @@ def run(args: argparse.Namespace) -> int:
     regenerator = Regenerator(
         session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences
     )
-    console = Console(stderr=True)
     columns = (
-        TextColumn("answers"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
     start = time.perf_counter()
-    with Progress(*columns, console=console) as progress:
+    with output.progress("answers", *columns) as progress:
         bar = progress.add_task("answers", total=len(prompts), note="")
 
         def on_answer(_answer: Answer, counts: RegenCounts) -> None:
@@ -106,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         manifest = regenerate(regenerator, prompts, args.out, settings, on_answer)
     manifest |= {"duplicates": duplicates, "seconds": round(time.perf_counter() - start, 1)}
     if args.json:
-        print(json.dumps(manifest))
+        output.print_json(manifest)
     else:
-        console.print(
+        print(
             f"{manifest['answers']} answers with {manifest['answer_tokens']} tokens in {args.out}"
         )
     return 0

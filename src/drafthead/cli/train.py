@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafthead.errors import RequestError, TrainingError
+from drafthead.cli import output
+from drafthead.errors import TrainingError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +32,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--prompts", nargs="*", type=Path, default=[],
                         help="prompts to measure the head on at the end")  # fmt: skip
     parser.add_argument("--backbone", default=None, help="default: the recipe's")
-    parser.add_argument("--max-disk", type=float, default=8.0, help="GB that features may take")
+    parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--json", action="store_true")
+    output.add_threads_flag(parser)
+    output.add_json_flag(parser)
     parser.set_defaults(run=run)
+
+
+def gigabytes(text: str) -> float:
+    """A flag value above 0; for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
 
 
 def _percent(shares: list[float | None]) -> str:
@@ -78,8 +87,6 @@ def _measure(
 
 def run(args: argparse.Namespace) -> int:
     """Train, export and measure a head."""
-    from rich.console import Console
-
     try:
         from drafthead.training import pipeline
     except ModuleNotFoundError as error:
@@ -92,9 +99,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.session import load
     from drafthead.training.recipe import load_recipe
 
-    if args.max_disk <= 0:
-        raise RequestError(f"--max-disk must be above 0, found {args.max_disk}.")
-    console = Console(stderr=True)
+    console = output.console()
     recipe = load_recipe(args.recipe)
     name = args.backbone or recipe.head.backbone
     session = load(name, head="none", drafter="none", threads=args.threads)
@@ -126,5 +131,5 @@ def run(args: argparse.Namespace) -> int:
             result["arms"] = arms = _measure(session, recipe, package, args.prompts)
             console.print(markdown_table(arms))
     if args.json:
-        print(json.dumps(result))
+        output.print_json(result)
     return 0

@@ -7,7 +7,6 @@ Small models loop under greedy decoding, and loops flatter every drafter. The ru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 LOOP_WINDOW = 8
 
@@ -28,9 +27,3 @@ class LoopDetector:
         looped = window in self._seen
         self._seen.add(window)
         return looped
-
-
-def looped(tokens: Iterable[int], window: int = LOOP_WINDOW) -> bool:
-    """Whether some window of an answer's tokens occurs twice in it."""
-    detector = LoopDetector(window)
-    return any(detector.push(token) for token in tokens)

@@ -64,11 +64,6 @@ def tau(stats: DecodeStats) -> float | None:
     return stats.committed / stats.passes if stats.passes else None
 
 
-def acceptance_rate(stats: DecodeStats) -> float | None:
-    """Accepted / drafted; None where nothing was drafted."""
-    return stats.accepted / stats.drafted if stats.drafted else None
-
-
 def accept_at(stats: DecodeStats) -> list[float | None]:
     """For each draft step the share accepted, given that all steps before it were accepted."""
     accepted = [*stats.accepted_at, *[0] * (len(stats.drafted_at) - len(stats.accepted_at))]

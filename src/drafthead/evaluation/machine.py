@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from threading import Thread
@@ -11,6 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from drafthead import _native
+from drafthead.backbone.handle import default_threads
 
 POWERCAP = Path("/sys/class/powercap")
 BANDWIDTH_BYTES = 256 << 20
@@ -26,13 +26,6 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_read_gb_s(threads: int) -> float:
@@ -62,7 +55,7 @@ def describe(threads: int) -> dict[str, object]:
     """The `machine` section of a report; measures the bandwidth, which takes about a second."""
     return {
         "cpu": cpu_name(),
-        "cores": usable_cores(),
+        "cores": default_threads(),
         "isa": _native.active_isa(),
         "threads": threads,
         "memory_read_gb_s": round(memory_read_gb_s(threads), 1),
@@ -77,11 +70,6 @@ class EnergyMeter:
         zones = [zone for zone in root.glob("*rapl:*") if zone.name.count(":") == 1]
         self._zones = [zone for zone in zones if _read_int(zone / "energy_uj") is not None]
         self._last = [_read_int(zone / "energy_uj") or 0 for zone in self._zones]
-
-    @property
-    def available(self) -> bool:
-        """Whether this machine exposes a readable counter."""
-        return bool(self._zones)
 
     def lap_joules(self) -> float | None:
         """Joules since the last lap, wrapped counters put right; None where nothing is exposed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from drafthead.errors import FileError, RequestError
+from drafthead.text.template import check_messages
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,32 @@ def parse_row(row: object, where: str) -> PromptRow:
     """
     if not isinstance(row, dict):
         raise FileError(f"{where}: expected a JSON object, found {type(row).__name__}.")
-    missing = [key for key in ("id", "task") if not isinstance(row.get(key), str)]
+    missing = [key for key in ("id", "task") if not _is_text(row.get(key))]
     if missing:
         raise FileError(f"{where}: {' and '.join(missing)} must be text.")
     prompt, messages = row.get("prompt"), row.get("messages")
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+    if not isinstance(messages, list):
         raise FileError(f"{where}: needs a `prompt` text or a `messages` list of role and content.")
+    try:
+        check_messages(messages)
+    except RequestError as error:
+        raise FileError(f"{where}: {error}") from None
+    if not all(_is_text(message["content"]) for message in messages):
+        raise FileError(f"{where}: the text holds half of a surrogate pair; remove it.")
     return PromptRow(row["id"], row["task"], tuple(messages))
 
 
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and all(
-        isinstance(message.get(key), str) for key in ("role", "content")
-    )
+def _is_text(value: object) -> bool:
+    """Whether it is a string that can be written: JSON can hold half of a surrogate pair."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_prompts(path: Path) -> Iterator[PromptRow]:
@@ -57,11 +70,21 @@ def read_prompts(path: Path) -> Iterator[PromptRow]:
         with _open(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield parse_row(json.loads(line), f"{path.name}, line {number}")
+                    yield _parse_line(line, f"{path.name}, line {number}")
     except FileNotFoundError as error:
         raise FileError(f"There is no prompt file {path}.") from error
-    except (OSError, EOFError, ValueError) as error:
-        raise FileError(f"{path.name} is not a file of JSON lines: {error}.") from error
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise FileError(f"{path} is not a file of JSON lines: {reason}.") from error
+
+
+def _parse_line(line: str, where: str) -> PromptRow:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise FileError(f"{where}: not JSON: {reason}.") from error
+    return parse_row(row, where)
 
 
 def _open(path: Path) -> IO[str]:

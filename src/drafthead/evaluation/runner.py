@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter, process_time
 
+from drafthead.errors import RequestError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import Answer
 from drafthead.evaluation.prompts import PromptRow
@@ -36,7 +37,12 @@ def run_arms(
 
     Returns:
         For each arm its answers in the order of `rows`, repeat after repeat.
+
+    Raises:
+        RequestError, CapacityError: a prompt cannot be answered; told before anything is measured.
     """
+    for row in rows:
+        check_row(next(iter(arms.values())), row, max_tokens)
     meter = EnergyMeter()
     for name, session in arms.items():
         answer_one(name, session, rows[0], WARM_UP_TOKENS, cut_loops, meter)
@@ -49,6 +55,14 @@ def run_arms(
             by_arm[name].append(answer)
             on_answer(answer)
     return [answer for answers in by_arm.values() for answer in answers]
+
+
+def check_row(session: Session, row: PromptRow, max_tokens: int) -> None:
+    """Begin an answer and decode nothing of it: a prompt that cannot be answered is named."""
+    try:
+        session.stream(messages=row.messages, max_tokens=max_tokens)
+    except RequestError as error:
+        raise type(error)(f"Prompt {row.id}: {error}") from None
 
 
 def turned(names: Sequence[str], turn: int) -> Iterator[str]:

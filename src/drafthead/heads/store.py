@@ -29,11 +29,3 @@ def find_head(backbone: Target, root: Path = EMBEDDED) -> Path | None:
         if target_mismatch(config, backbone) is None:
             return folder
     return None
-
-
-def why_not(folder: Path, backbone: Target) -> str | None:
-    """Why the head in a folder cannot be used with a backbone, in words; None where it can."""
-    try:
-        return target_mismatch(read_config(folder), backbone)
-    except HeadError as error:
-        return str(error)
