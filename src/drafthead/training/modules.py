@@ -165,29 +165,30 @@ class _Body(nn.Module):
 class FrozenMtpHead(nn.Module):
     """The head; its parameter names are the tensor names of the package."""
 
-    def __init__(self, config: HeadConfig, zero_output: bool = False) -> None:
+    def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self._config = config
         self.embedding_norm = RmsNorm(config.d_model, config.rms_eps)
         self.hidden_norm = RmsNorm(config.d_model, config.rms_eps)
         self.pre_projection = nn.Linear(2 * config.d_model, config.d_model, bias=False)
         self.model = _Body(config)
-        self._initialise(zero_output)
+        self._initialise()
 
-    def _initialise(self, zero_output: bool) -> None:
-        for name, weight in self.named_parameters():
+    def _initialise(self) -> None:
+        for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-            if zero_output and name.endswith("o_proj.weight"):
-                nn.init.zeros_(weight)
+
+    def joined(self, embedding_AD: Tensor, state_AD: Tensor) -> Tensor:
+        """What the projection in front takes, the embedding first; (A, 2D)."""
+        return torch.cat([self.embedding_norm(embedding_AD), self.hidden_norm(state_AD)], dim=-1)
 
     def step(
         self, embedding_AD: Tensor, state_AD: Tensor, batch: Batch,
         tables: tuple[Tensor, Tensor], masks: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
         """One draft step: the next state, (A, D)."""
-        pair = torch.cat([self.embedding_norm(embedding_AD), self.hidden_norm(state_AD)], dim=-1)
-        x = self.pre_projection(pair).float()
+        x = self.pre_projection(self.joined(embedding_AD, state_AD)).float()
         for index, layer in enumerate(self.model.layers):
             x = layer(x, index, batch, tables, masks)
         state: Tensor = self.model.norm(x)

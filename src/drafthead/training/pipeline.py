@@ -32,7 +32,8 @@ from drafthead.training.export import export
 from drafthead.training.features import FeatureStore
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.recipe import Recipe
-from drafthead.training.trainer import Report, Trainer
+from drafthead.training.trainer import CHECKPOINT, Report, Trainer
+from drafthead.training.warm_start import start_from_backbone
 
 RUN = "run.json"
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -160,7 +161,7 @@ def train(
     check_run(run, recipe, inputs)
     torch.manual_seed(recipe.train.seed)
     torch.set_num_threads(backbone.threads)
-    head = FrozenMtpHead(config, recipe.train.zero_output)
+    head = FrozenMtpHead(config)
 
     def maker(steps: int) -> BatchMaker:
         dtype = DTYPES[recipe.train.precision]
@@ -172,7 +173,10 @@ def train(
     packed = batches(held, recipe.train.batch_anchors, seed=0, epoch=0)
     held_batches = [[len(counts) + index for index in batch] for batch in packed]
     heldout = (maker(recipe.measure.max_draft), held_batches) if held_batches else None
-    trainer = Trainer(head, recipe.train, maker(recipe.train.unroll), counts, run)
+    batch_maker = maker(recipe.train.unroll)
+    if recipe.train.start == "backbone" and not (run / CHECKPOINT).is_file():
+        start_from_backbone(head, config.kv_layers, backbone, batch_maker, inputs.train)
+    trainer = Trainer(head, recipe.train, batch_maker, counts, run)
     progress = trainer.run(heldout, on_report)
     trainer.keep_best()
     done = {"steps": progress.step, "minutes": round(progress.seconds / 60, 1),

@@ -70,7 +70,7 @@ class TrainRecipe:
     weight_decay: float = _number(0.0, 1.0, 0.01)
     grad_clip: float = _number(1e-3, 1e3, 1.0)
     precision: str = _choice("bf16", "f32", default="bf16")
-    zero_output: bool = True
+    start: str = _choice("backbone", "random", default="backbone")
     seed: int = _number(0, 1 << 31, 0)
     evaluate_every: int = _number(1, 1 << 30, 200)
     checkpoint_every: int = _number(1, 1 << 30, 200)
