@@ -113,6 +113,7 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     backbone_->pool().run([&](Team& team) {
         int32_t last = token;
         const float* state = hidden;
+        float product = 1.0f;
         for (int step = 0; step < max_tokens; ++step) {
             run_step(team, last, state, pass);
             // Every thread reads the same scores, so all take the same decision.
@@ -126,7 +127,8 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
                 confidences[step] = confidence;
                 drafted = step + 1;
             }
-            if (!(confidence >= min_confidence)) break;
+            product *= confidence;
+            if (!(product >= min_confidence)) break;
             state = state_.row(0);
         }
     });

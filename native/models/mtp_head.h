@@ -28,9 +28,10 @@ public:
     WeightSlots& slots() { return slots_; }
     void finish();
 
-    // Drafts up to max_tokens ids after `token`; stops early after a token whose confidence is
-    // below min_confidence, or before one whose scores are not finite. hidden: (D) post-final-norm
-    // state of the last cell. Returns the number of drafted tokens.
+    // Drafts up to max_tokens ids after `token`; stops early after the token with which the product
+    // of the confidences, the head's own guess that all are accepted, falls below min_confidence,
+    // or before one whose scores are not finite. hidden: (D) post-final-norm state of the last
+    // cell. Returns the number of drafted tokens.
     int draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
               float min_confidence, int32_t* tokens, float* confidences);
 

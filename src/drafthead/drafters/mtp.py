@@ -25,7 +25,8 @@ class MtpDrafter:
         Args:
             head: native head of the backbone that verifies.
             max_draft_tokens: longest draft; what the head was trained for is a good choice.
-            min_confidence: a draft ends before its first token that is less probable to the head.
+            min_confidence: a draft ends before the token with which the product of confidences,
+                the head's own guess that all of it is accepted, falls below this.
         """
         self.head = head
         self.max_draft_tokens = max_draft_tokens
@@ -46,8 +47,9 @@ class MtpDrafter:
         tokens, confidences = self.head.draft(
             self._cache, self._last_token, self._hidden_D, count, self.min_confidence
         )
-        # The head stops at the first step it doubts and still hands that step over.
-        sure = len(tokens) - int(len(tokens) > 0 and confidences[-1] < self.min_confidence)
+        # The head stops after the step that brings the product below, and still hands it over.
+        doubted = len(tokens) > 0 and np.cumprod(confidences)[-1] < np.float32(self.min_confidence)
+        sure = len(tokens) - int(doubted)
         return Draft(tuple(tokens[:sure].tolist()), tuple(confidences[:sure].tolist()))
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
