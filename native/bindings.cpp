@@ -54,10 +54,17 @@ ModelSpec model_spec(const nb::dict& d) {
     return s;
 }
 
-// A cache keeps its backbone alive; nothing points back.
+// A cache keeps its backbone alive; nothing points back. No other backbone can read it.
 struct Cache {
     std::shared_ptr<Backbone> backbone;
     std::unique_ptr<KvCache> kv;
+
+    KvCache& of(const Backbone& reader) const {
+        if (backbone.get() != &reader) {
+            throw std::invalid_argument("the cache was made for another backbone");
+        }
+        return *kv;
+    }
 };
 
 void set_tensor(WeightSlots& slots, const std::string& name, int type, int rows, int columns,
@@ -74,7 +81,8 @@ nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::
     std::vector<Segment> segments;
     size_t rows = 0;
     for (size_t i = 0; i < caches.size(); ++i) {
-        segments.push_back({caches[i]->kv.get(), counts[i]});
+        if (caches[i] == nullptr) throw std::invalid_argument("a segment has no cache");
+        segments.push_back({&caches[i]->of(self), counts[i]});
         rows += counts[i] > 0 ? static_cast<size_t>(counts[i]) : 0;
     }
     if (rows != tokens.size()) {
@@ -107,6 +115,7 @@ nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::
 using RowReader = void (Backbone::*)(const int32_t*, int, float*) const;
 
 Array<float, 2> rows_of(const Backbone& self, RowReader read, const Vector<int32_t>& tokens) {
+    self.require_finished();
     for (size_t i = 0; i < tokens.size(); ++i) {
         if (tokens.data()[i] < 0 || tokens.data()[i] >= self.spec().vocabulary) {
             throw std::invalid_argument("token " + std::to_string(tokens.data()[i]) +
@@ -115,6 +124,7 @@ Array<float, 2> rows_of(const Backbone& self, RowReader read, const Vector<int32
     }
     const auto width = static_cast<size_t>(self.spec().width);
     auto out = owned<float, 2>(room<float>(tokens.size() * width), {tokens.size(), width});
+    const FloatEnvironment environment;
     (self.*read)(tokens.data(), static_cast<int>(tokens.size()), out.data());
     return out;
 }
@@ -154,14 +164,15 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
                                     " values, expected " +
                                     std::to_string(self.backbone().spec().width));
     }
-    const auto room_for = static_cast<size_t>(max_tokens > 0 ? max_tokens : 0);
-    std::vector<int32_t> tokens(room_for);
-    std::vector<float> confidences(room_for);
+    const KvCache& kv = cache.of(self.backbone());
+    max_tokens = std::clamp(max_tokens, 0, kv.capacity());  // no longer draft can be verified
+    std::vector<int32_t> tokens(static_cast<size_t>(max_tokens));
+    std::vector<float> confidences(static_cast<size_t>(max_tokens));
     size_t count;
     {
         const nb::gil_scoped_release release;
-        count = static_cast<size_t>(self.draft(*cache.kv, token, hidden.data(), max_tokens,
-                                               min_confidence, tokens.data(), confidences.data()));
+        count = static_cast<size_t>(self.draft(kv, token, hidden.data(), max_tokens, min_confidence,
+                                               tokens.data(), confidences.data()));
     }
     auto token_array = owned<int32_t, 1>(room<int32_t>(count), {count});
     auto confidence_array = owned<float, 1>(room<float>(count), {count});
@@ -172,8 +183,9 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
 
 // The kernel of a pass on one matrix alone, for measuring it and for holding it against its
 // reference.
-Array<float, 2> multiply(const Matrix& self,
-                         const nb::ndarray<const float, nb::ndim<2>, nb::c_contig>& x) {
+Array<float, 2> multiply(
+    const Matrix& self,
+    const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& x) {
     const auto rows = static_cast<int>(x.shape(0));
     if (static_cast<int>(x.shape(1)) != self.columns) {
         throw std::invalid_argument("activations have " + std::to_string(x.shape(1)) +
@@ -224,19 +236,20 @@ NB_MODULE(_native, m) {
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &Backbone::finish)
-        .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a, "outputs"_a, "level"_a)
+        .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(),
+             "outputs"_a.noconvert(), "level"_a)
         .def(
             "embed",
             [](const Backbone& self, const Vector<int32_t>& tokens) {
                 return rows_of(self, &Backbone::embed, tokens);
             },
-            "tokens"_a)
+            "tokens"_a.noconvert())
         .def(
             "output_rows",
             [](const Backbone& self, const Vector<int32_t>& tokens) {
                 return rows_of(self, &Backbone::output_rows, tokens);
             },
-            "tokens"_a)
+            "tokens"_a.noconvert())
         .def_prop_ro("threads", [](Backbone& self) { return self.pool().size(); })
         .def_prop_ro("weight_bytes", &Backbone::weight_bytes)
         .def_prop_ro("pass_bytes", &Backbone::pass_bytes);
@@ -255,6 +268,9 @@ NB_MODULE(_native, m) {
         .def(
             "rollback",
             [](Cache& self, int length) {
+                // Not during a pass: it has its positions already.
+                const nb::gil_scoped_release release;
+                const std::lock_guard<std::mutex> lock(self.backbone->turn());
                 if (length < 0 || length > self.kv->length()) {
                     throw std::invalid_argument("rollback to " + std::to_string(length) +
                                                 " of a cache of length " +
@@ -285,6 +301,7 @@ NB_MODULE(_native, m) {
                  const auto n = static_cast<size_t>(self.rows);
                  const auto k = static_cast<size_t>(self.columns);
                  auto out = owned<float, 2>(room<float>(n * k), {n, k});
+                 const FloatEnvironment environment;
                  for (int r = 0; r < self.rows; ++r) {
                      dequantize_row(self, r, out.data() + static_cast<size_t>(r) * k);
                  }
@@ -301,7 +318,7 @@ NB_MODULE(_native, m) {
                     std::move(backbone), nb::cast<int>(spec["d_ff"]), kv_layers,
                     {draft_token_ids.data(), draft_token_ids.data() + draft_token_ids.size()});
             },
-            "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a)
+            "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a.noconvert())
         .def(
             "set_tensor",
             [](MtpHead& self, const std::string& name, int type, int rows, int columns,
@@ -317,9 +334,10 @@ NB_MODULE(_native, m) {
             "attended_addresses",
             [](const MtpHead& self, const Cache& cache) {
                 std::vector<std::pair<uintptr_t, uintptr_t>> addresses;
+                const KvCache& kv = cache.of(self.backbone());
                 for (const int layer : self.kv_layers()) {
-                    addresses.emplace_back(reinterpret_cast<uintptr_t>(cache.kv->keys(layer, 0)),
-                                           reinterpret_cast<uintptr_t>(cache.kv->values(layer, 0)));
+                    addresses.emplace_back(reinterpret_cast<uintptr_t>(kv.keys(layer, 0)),
+                                           reinterpret_cast<uintptr_t>(kv.values(layer, 0)));
                 }
                 return addresses;
             },

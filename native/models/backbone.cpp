@@ -23,11 +23,18 @@ std::function<int(int)> split_half_rows(const ModelSpec& spec) {
 }
 
 void check_spec(const ModelSpec& s) {
-    const bool sound = s.layers > 0 && s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0 &&
-                       s.width > 0 && s.width % block_k == 0 && s.ff_width > 0 &&
-                       s.ff_width % block_k == 0 && s.head_dim > 0 && s.head_dim % block_k == 0 &&
-                       s.head_dim <= max_head_dim && s.vocabulary > 0 && s.context > 0 &&
-                       s.rope_base > 0;
+    constexpr int limit = 1 << 24;  // products of sizes stay ints, angles keep their precision
+    bool sound = true;
+    for (const int size : {s.layers, s.width, s.heads, s.kv_heads, s.head_dim, s.ff_width,
+                           s.vocabulary, s.context}) {
+        sound = sound && size > 0 && size <= limit;
+    }
+    for (const int size : {s.width, s.head_dim, s.ff_width}) {
+        sound = sound && size % block_k == 0;
+    }
+    sound = sound && s.head_dim <= max_head_dim && s.heads <= limit / s.head_dim &&
+            s.heads % s.kv_heads == 0 && s.rms_eps >= 0 && s.rms_eps < 1 && s.rope_base >= 1 &&
+            s.rope_base < 1e18;
     if (!sound) throw std::invalid_argument("the model's sizes are not supported");
 }
 
@@ -57,7 +64,14 @@ Backbone::Backbone(const ModelSpec& spec, int threads)
     }
 }
 
-void Backbone::finish() { slots_.require_all(); }
+void Backbone::finish() {
+    slots_.require_all();
+    finished_ = true;
+}
+
+void Backbone::require_finished() const {
+    if (!finished_) throw std::invalid_argument("the model's tensors are not complete");
+}
 
 size_t Backbone::weight_bytes() const {
     return pass_bytes() + (spec_.tied ? 0 : embedding_.bytes());
@@ -90,8 +104,10 @@ void Backbone::output_rows(const int32_t* tokens, int count, float* out) const {
     }
 }
 
-void Backbone::check(const std::vector<Segment>& segments, const int32_t* tokens,
-                     const std::vector<int>& outputs, int rows) const {
+int Backbone::checked_rows(const std::vector<Segment>& segments, const int32_t* tokens,
+                           const std::vector<int>& outputs) const {
+    require_finished();
+    int rows = 0;
     for (size_t i = 0; i < segments.size(); ++i) {
         const Segment& s = segments[i];
         for (size_t j = 0; j < i; ++j) {
@@ -100,15 +116,12 @@ void Backbone::check(const std::vector<Segment>& segments, const int32_t* tokens
             }
         }
         if (s.count < 1) throw std::invalid_argument("a segment of a pass is empty");
-        if (s.cache->layers() != spec_.layers || s.cache->kv_heads() != spec_.kv_heads ||
-            s.cache->head_dim() != spec_.head_dim) {
-            throw std::invalid_argument("the cache was made for another backbone");
-        }
         if (s.count > s.cache->capacity() - s.cache->length()) {
             throw std::invalid_argument(std::to_string(s.count) + " rows do not fit a cache with " +
                                         std::to_string(s.cache->capacity() - s.cache->length()) +
                                         " free cells");
         }
+        rows += s.count;
     }
     for (int r = 0; r < rows; ++r) {
         if (tokens[r] < 0 || tokens[r] >= spec_.vocabulary) {
@@ -120,14 +133,13 @@ void Backbone::check(const std::vector<Segment>& segments, const int32_t* tokens
     for (const int r : outputs) {
         if (r < 0 || r >= rows) throw std::invalid_argument("an output row is outside the pass");
     }
+    return rows;
 }
 
 void Backbone::forward(const std::vector<Segment>& segments, const int32_t* tokens,
                        const std::vector<int>& outputs, Level level, const PassOutputs& out) {
     const std::lock_guard<std::mutex> lock(turn_);
-    int rows = 0;
-    for (const Segment& s : segments) rows += s.count;
-    check(segments, tokens, outputs, rows);
+    const int rows = checked_rows(segments, tokens, outputs);
     if (rows == 0) return;
 
     std::vector<RowPlace> places;

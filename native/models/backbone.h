@@ -32,8 +32,9 @@ public:
 
     WeightSlots& slots() { return slots_; }
     void finish();
+    void require_finished() const;  // throws std::invalid_argument before finish()
 
-    // One pass. outputs: indices of rows, ascending. Throws std::invalid_argument before any cell
+    // One pass. outputs: indices of rows. Throws std::invalid_argument before any cell
     // is written where a token is outside the vocabulary or a segment does not fit its cache.
     void forward(const std::vector<Segment>& segments, const int32_t* tokens,
                  const std::vector<int>& outputs, Level level, const PassOutputs& out);
@@ -53,8 +54,8 @@ public:
     size_t pass_bytes() const;
 
 private:
-    void check(const std::vector<Segment>& segments, const int32_t* tokens,
-               const std::vector<int>& outputs, int rows) const;
+    int checked_rows(const std::vector<Segment>& segments, const int32_t* tokens,
+                     const std::vector<int>& outputs) const;
     void run_rows(Team& team, const int32_t* tokens, const PassContext& pass);
     void run_outputs(Team& team, const std::vector<int>& outputs, Level level,
                      const PassContext& pass, const PassOutputs& out);
@@ -64,6 +65,7 @@ private:
     ThreadPool pool_;
     std::mutex turn_;
     WeightSlots slots_;
+    bool finished_ = false;
     std::vector<DecoderLayer> layers_;
     Matrix embedding_, output_;
     Aligned<float> final_norm_;

@@ -68,12 +68,14 @@ MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, int ff_width, std::vector<i
 }
 
 void MtpHead::finish() {
+    backbone_->require_finished();
     slots_.require_all();
     joined_.resize(1, 2 * spec_.width);
     state_.resize(1, spec_.width);
     embedded_.reset(static_cast<size_t>(spec_.width));
     scores_.resize(1, static_cast<int>(draft_tiles_.size()) * tile_rows);
     work_.resize(1, spec_, spec_.ff_width, backbone_->pool().size(), 1);
+    finished_ = true;
 }
 
 size_t MtpHead::step_bytes() const {
@@ -93,15 +95,12 @@ size_t MtpHead::bytes() const {
 
 int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
                    float min_confidence, int32_t* tokens, float* confidences) {
+    if (!finished_) throw std::invalid_argument("the head's tensors are not complete");
     const std::lock_guard<std::mutex> lock(backbone_->turn());
     const int n = cache.length();
     if (token < 0 || token >= spec_.vocabulary) {
         throw std::invalid_argument("token " + std::to_string(token) +
                                     " is outside the vocabulary");
-    }
-    if (cache.layers() != spec_.layers || cache.kv_heads() != spec_.kv_heads ||
-        cache.head_dim() != spec_.head_dim) {
-        throw std::invalid_argument("the cache was made for another backbone");
     }
     if (n < 1 || n >= spec_.context) return 0;
 

@@ -49,6 +49,7 @@ private:
     WeightSlots slots_;
     std::vector<int> kv_layers_;
     std::vector<int> draft_tiles_;
+    bool finished_ = false;
     Aligned<float> embedding_norm_, hidden_norm_, final_norm_;
     Matrix pre_projection_;
     std::vector<DecoderLayer> layers_;

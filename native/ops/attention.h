@@ -31,7 +31,8 @@ void key_scores(const Attention& a, int blocks) {
     }
 }
 
-// Turns scores into unnormalised weights in place; returns their sum.
+// Turns scores into unnormalised weights in place; returns their sum: NaN where a score is not
+// finite, which the clamp of exp would hide.
 template <class S>
 float softmax_weights(float* scores, int length) {
     const auto lowest = S::set1(-__builtin_inff());
@@ -43,9 +44,9 @@ float softmax_weights(float* scores, int length) {
     const auto zero = S::set1(0.0f);
     auto sum = zero;
     for (int i = 0; i < length; i += 16) {
-        const auto e = exp<S>(S::sub(S::load(scores + i), offset));
-        const auto w = S::first(length - i, e, zero);
-        sum = S::add(sum, w);
+        const auto score = S::first(length - i, S::load(scores + i), zero);
+        const auto w = S::first(length - i, exp<S>(S::sub(score, offset)), zero);
+        sum = S::fma(score, zero, S::add(sum, w));
         S::store(scores + i, w);
     }
     return S::reduce_add(sum);

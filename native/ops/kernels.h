@@ -46,11 +46,14 @@ struct Kernels {
     // out[row][0 ..] = the outputs of tiles [tile_begin, tile_end), or += where accumulate is set
     void (*matmul[format_count])(const Matrix& m, int tile_begin, int tile_end, const Rows& rows,
                                  float* out, size_t out_stride, bool accumulate);
+    // a row whose mean square is not finite becomes NaN throughout
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+    // a block that is not finite throughout gets d = d_sum = NaN, so that no integer hides it
     void (*quantize)(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum);
     // rotates (x[i], x[i + half]) by the angle of frequency i, then scales
     void (*rope)(float* x, const float* cosines, const float* sines, int half, float scale);
     void (*to_half)(const float* x, int n, uint16_t* out);
+    // a score that is not finite makes its query's output NaN
     void (*attend)(const Attention& a);
     void (*swiglu)(const float* gate, const float* up, int n, float* out);
     Best (*argmax)(const float* x, int n);                    // ties: the lowest index
@@ -58,7 +61,7 @@ struct Kernels {
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();    // null where not compiled in
-const Kernels* avx512_kernels();  // null where not compiled in
+const Kernels* avx2_kernels();  // x86-64 only, like the next
+const Kernels* avx512_kernels();
 
 }  // namespace drafthead

@@ -16,7 +16,9 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
         squares = S::fma(v, v, squares);
     }
     const float mean = S::reduce_add(squares) / static_cast<float>(n);
-    const auto factor = S::set1(1.0f / __builtin_sqrtf(mean + eps));
+    // An infinite mean would give factor 0 and a row of zeros that looks sound.
+    const bool finite = mean < __builtin_inff();
+    const auto factor = S::set1(finite ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
     for (int i = 0; i < n; i += 16) {
         S::store(out + i, S::mul(S::mul(S::load(x + i), factor), S::load(weight + i)));
     }
@@ -26,11 +28,14 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
 template <class S>
 void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum) {
     const auto limit = S::set1(127.0f);
+    const auto zero = S::set1(0.0f);
     for (int b = 0; b < n / block_k; ++b, x += block_k, q += block_k) {
         const auto low = S::load(x);
         const auto high = S::load(x + 16);
         const float largest = S::reduce_max(S::max(S::abs(low), S::abs(high)));
         const auto inverse = S::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
+        // Zero, or NaN where the block is not finite: the maximum above may have lost a NaN.
+        const float poison = S::reduce_add(S::fma(low, zero, S::mul(high, zero)));
         // The clamp keeps a NaN or an infinity from becoming an undefined integer.
         const auto clamp = [&](typename S::F v) {
             return S::min(S::max(v, S::set1(-127.0f)), limit);
@@ -40,7 +45,7 @@ void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t*
         S::store_i8(q, a);
         S::store_i8(q + 16, c);
         sum[b] = S::reduce_iadd(S::iadd(a, c));
-        d[b] = largest / 127.0f;
+        d[b] = largest / 127.0f + poison;
         d_sum[b] = d[b] * static_cast<float>(sum[b]);
     }
 }

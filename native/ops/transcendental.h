@@ -1,5 +1,6 @@
 // exp from correctly rounded operations only: the same polynomial, in the same order, on every
-// instruction set. Relative error below 2 ulp on [-87, 88]; arguments outside are clamped.
+// instruction set. Relative error below 2 ulp on [-87, 88]; arguments outside are clamped,
+// and so is NaN.
 #pragma once
 
 namespace drafthead::ops {

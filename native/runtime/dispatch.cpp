@@ -17,8 +17,8 @@ std::vector<const Kernels*> runnable() {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    if (avx512 && avx512_kernels() != nullptr) tables.push_back(avx512_kernels());
-    if (avx2 && avx2_kernels() != nullptr) tables.push_back(avx2_kernels());
+    if (avx512) tables.push_back(avx512_kernels());
+    if (avx2) tables.push_back(avx2_kernels());
 #endif
     tables.push_back(scalar_kernels());
     return tables;

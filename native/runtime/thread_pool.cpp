@@ -12,7 +12,8 @@ namespace {
 
 // A waiting thread spins, since the others are microseconds away. Where every thread has a core it
 // gives its own up only after about a millisecond: whoever yields to another process gets the core
-// back a time slice later, and the whole team waits. With more threads than cores it must yield soon.
+// back a time slice later, and the whole team waits. With more threads than cores it must yield
+// soon.
 constexpr int spins_before_yield = 1 << 15;
 constexpr int spins_before_yield_crowded = 1 << 7;
 constexpr int spins_before_sleep = 1 << 13;  // between jobs: about 200 us
@@ -47,10 +48,17 @@ void Team::barrier() {
 }
 
 ThreadPool::ThreadPool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    try {
+        for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (...) {  // the system has no room for another thread: end those that have started
+        stop();
+        throw;
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     stop_ = true;
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();

@@ -53,6 +53,7 @@ public:
 private:
     using Call = void (*)(const void*, Team&);
     void run_erased(Call call, const void* job);
+    void stop();
     void work(int index);
 
     std::vector<std::thread> workers_;

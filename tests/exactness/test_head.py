@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
-from tests.tiny import TinySpec
+from tests.tiny import TinySpec, random_weights, write_tiny_llama
 
 SPEC = TinySpec()
 D, FF, QUERY = SPEC.width, 128, SPEC.heads * SPEC.head_dim
@@ -47,9 +47,10 @@ def head_weights(seed: int = 2) -> dict[str, np.ndarray]:
     return weights
 
 
-def build(backbone: Backbone, weights: dict[str, np.ndarray]) -> _native.MtpHead:
-    ids = DRAFT_IDS.astype(np.int32)
-    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids)
+def build(
+    backbone: Backbone, weights: dict[str, np.ndarray], ids: np.ndarray = DRAFT_IDS
+) -> _native.MtpHead:
+    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids.astype(np.int32))
     for name, values in weights.items():
         kind = Type.F32 if values.ndim == 1 else Type.Q8_0
         data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
@@ -138,6 +139,22 @@ def test_drafts_follow_the_formulas(backbone):
     assert first_errors < 0.05
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_confidence_and_choice_span_the_chunks_of_256(tmp_path, threads):
+    """512 ids that repeat the output rows of the first 16: each choice is the first of equals, and
+    is 32 times less sure than among the 16."""
+    spec = SPEC.with_(vocab=512)
+    weights = random_weights(spec)
+    weights["token_embd"][:] = np.tile(weights["token_embd"][:16], (32, 1))
+    write_tiny_llama(tmp_path / "same.gguf", spec, weights=weights)
+    backbone = Backbone.open(tmp_path / "same.gguf", threads=threads)
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    few, sure = build(backbone, head_weights(), np.arange(16)).draft(cache, token, hidden, 6, 0.0)
+    all_, less = build(backbone, head_weights(), np.arange(512)).draft(cache, token, hidden, 6, 0.0)
+    assert all_.tolist() == few.tolist()
+    np.testing.assert_allclose(less * 32, sure, rtol=1e-5)
+
+
 def test_drafts_have_the_same_bits_on_every_isa_and_thread_count(tiny_path, every_isa):
     weights, seen = head_weights(), []
     for threads in (1, 2, 4):
@@ -192,8 +209,6 @@ def test_memory_does_not_grow_with_the_context(backbone):
 
 def test_the_head_holds_no_copy_of_embedding_or_output_rows(tmp_path):
     """Its bytes are the same for a backbone with four times the vocabulary."""
-    from tests.tiny import write_tiny_llama
-
     sizes = []
     for vocab in (272, 1088):
         path = tmp_path / f"{vocab}.gguf"
@@ -215,6 +230,43 @@ def test_a_draft_stops_at_low_confidence_and_before_non_finite_scores(backbone):
     weights["model.norm.weight"][:] = np.nan
     assert len(build(backbone, weights).draft(cache, token, hidden, 6, 0.0)[0]) == 0
     assert len(head.draft(cache, token, hidden, 0, 0.0)[0]) == 0
+    assert len(head.draft(cache, token, hidden, 6, float(confidences[0]))[0]) > 1, "sure enough"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_a_state_that_is_not_finite_drafts_nothing(backbone, every_isa, value):
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    head = build(backbone, head_weights())
+    hidden[3] = value
+    for isa in every_isa:
+        _native.set_isa(isa)
+        assert len(head.draft(cache, token, hidden, 3, 0.0)[0]) == 0
+
+
+def test_a_draft_ends_with_the_context_and_the_cache(backbone):
+    head = build(backbone, head_weights())
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    assert len(head.draft(cache, token, hidden, 2**31 - 1, 0.0)[0]) <= cache.capacity
+    assert len(head.draft(cache, token, hidden, -1, 0.0)[0]) == 0
+    backbone.forward([Segment(cache, [1] * (SPEC.context - len(TOKENS) - 1))])
+    assert len(head.draft(cache, token, hidden, 2, 0.0)[0]) == 2  # the last cell is still free
+    backbone.forward([Segment(cache, [1])])
+    assert len(head.draft(cache, token, hidden, 2, 0.0)[0]) == 0
+
+
+def test_a_head_needs_its_tensors_and_its_backbones_cache(tiny_path, backbone):
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    ids = DRAFT_IDS.astype(np.int32)
+    with pytest.raises(ValueError, match="not complete"):
+        _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids).draft(
+            cache, token, hidden, 1, 0.0
+        )
+    head = build(backbone, head_weights())
+    stranger = Backbone.open(tiny_path, threads=1).new_cache(4)
+    with pytest.raises(ValueError, match="another backbone"):
+        head.draft(stranger, token, hidden, 1, 0.0)
+    with pytest.raises(ValueError, match="another backbone"):
+        head.attended_addresses(stranger)
 
 
 @pytest.mark.parametrize(

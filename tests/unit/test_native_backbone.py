@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.errors import NumericsError, RequestError
-from tests.tiny import FLOAT, TinySpec, random_weights, reference_logits, write_tiny_llama
+from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, reference_logits, write_tiny_llama
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 272, 60)]
 
@@ -27,12 +29,25 @@ def logits_of(backbone: Backbone, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("tied", [True, False])
 def test_float_weights_give_the_formulas_logits(tmp_path, tied):
     """Only float32 rounds here, and now and then a half of the cache falls the other way."""
-    spec = TinySpec(tied=tied)
+    spec = TinySpec(tied=tied, eps=0.01)
     weights = write_tiny_llama(tmp_path / "float.gguf", spec, FLOAT)
     found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), TOKENS)
     expected = reference_logits(weights, spec, TOKENS)
     assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.95
+
+
+def test_without_attention_only_float32_rounds(tmp_path):
+    """No half of the cache is in play, so norms, SwiGLU and its exp are held to a few ulp."""
+    weights = random_weights(TinySpec())
+    for i in range(2):
+        weights[f"blk.{i}.attn_output"][:] = 0
+        weights[f"blk.{i}.ffn_gate"] *= 3
+    weights = write_tiny_llama(tmp_path / "float.gguf", types=FLOAT, weights=weights)
+    tokens = list(range(272))
+    found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), tokens)
+    expected = reference_logits(weights, TinySpec(), tokens)
+    assert np.abs(found - expected).max() < 1.5e-6 * np.abs(expected).max()
 
 
 def test_quantised_weights_stay_within_the_activations_rounding(tmp_path):
@@ -118,7 +133,7 @@ def test_stale_cells_of_any_content_are_never_read(tiny_path):
     assert same_bits(again, logits_of(backbone, TOKENS)[21:])
 
 
-def test_subnormal_flushing_of_another_library_changes_nothing(tiny_path):
+def test_rounding_of_another_library_changes_nothing(tiny_path):
     """The floating-point environment is the pass's own, on every thread, and is put back."""
     libm = ctypes.CDLL("libm.so.6")
     before = logits_of(Backbone.open(tiny_path, threads=2), TOKENS)
@@ -126,20 +141,126 @@ def test_subnormal_flushing_of_another_library_changes_nothing(tiny_path):
     assert libm.fegetenv(environment) == 0
     try:
         assert libm.fesetround(0x400) == 0  # downward
-        flushed = logits_of(Backbone.open(tiny_path, threads=2), TOKENS)
+        downward = logits_of(Backbone.open(tiny_path, threads=2), TOKENS)
         assert libm.fegetround() == 0x400
     finally:
         libm.fesetenv(environment)
-    assert same_bits(before, flushed)
+    assert same_bits(before, downward)
 
 
-def test_non_finite_weights_are_an_error_not_a_token(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "types", "factor"),
+    [
+        ("output_norm", FLOAT, np.nan),
+        ("blk.0.ffn_gate", MIXED, np.nan),  # one NaN in a block that becomes int8
+        ("blk.0.attn_v", MIXED, np.nan),
+        ("blk.0.attn_k", FLOAT, 1e6),  # keys beyond half precision
+        ("blk.0.attn_v", FLOAT, 1e6),
+        ("blk.0.ffn_up", FLOAT, 1e25),  # a sum of squares beyond float
+    ],
+)
+def test_non_finite_values_are_an_error_not_a_token(tmp_path, every_isa, name, types, factor):
+    """Wherever they arise, a clamp, a maximum or a cast must not turn them into numbers."""
     weights = random_weights(TinySpec())
-    weights["output_norm"][:] = np.nan
-    write_tiny_llama(tmp_path / "nan.gguf", types=FLOAT, weights=weights)
-    backbone = Backbone.open(tmp_path / "nan.gguf", threads=1)
-    with pytest.raises(NumericsError, match="no finite logit"):
-        backbone.forward([Segment(backbone.new_cache(4), [1])])
+    weights[name][3] *= np.float32(factor)
+    write_tiny_llama(tmp_path / "bad.gguf", types=types, weights=weights)
+    backbone = Backbone.open(tmp_path / "bad.gguf", threads=1)
+    for isa in every_isa:
+        _native.set_isa(isa)
+        with pytest.raises(NumericsError, match="no finite logit"):
+            backbone.forward([Segment(backbone.new_cache(4), [1, 2])])
+
+
+def test_a_model_without_all_its_tensors_computes_nothing(tiny_path):
+    spec = Backbone.open(tiny_path, threads=1).spec.native()
+    native = _native.Backbone(spec, 1)
+    one = np.zeros(1, np.int32)
+    for call in (
+        lambda: native.forward([_native.KvCache(native, 4)], [1], one, one, 1),
+        lambda: native.embed(one),
+        lambda: native.output_rows(one),
+    ):
+        with pytest.raises(ValueError, match="not complete"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rms_eps": float("nan")},
+        {"rope_base": float("inf")},
+        {"rope_base": 0.5},
+        {"vocab_size": 2**31 - 1},
+        {"context_length": 2**31 - 1},
+        {"n_heads": 2**30, "n_kv_heads": 2**30},
+        {"n_heads": 3},
+        {"d_model": 0},
+    ],
+)
+def test_impossible_sizes_are_refused(tiny_path, change):
+    spec = Backbone.open(tiny_path, threads=1).spec.native()
+    with pytest.raises(ValueError, match="sizes are not supported"):
+        _native.Backbone({**spec, **change}, 1)
+
+
+def test_a_cache_belongs_to_its_backbone(tiny_path):
+    """Another one has other keys in it, and may have fewer positions."""
+    one, other = (Backbone.open(tiny_path, threads=1) for _ in range(2))
+    with pytest.raises(ValueError, match="another backbone"):
+        one.forward([Segment(other.new_cache(4), [1])])
+    with pytest.raises(ValueError, match="no cache"):
+        one.forward([Segment(None, [1])])
+
+
+def test_the_native_pass_checks_counts_types_and_outputs(tiny_path):
+    backbone = Backbone.open(tiny_path, threads=1)
+    caches = [backbone.new_cache(4), backbone.new_cache(4)]
+    two, none = np.array([0, 1], np.int32), np.zeros(0, np.int32)
+    forward = backbone.native.forward
+    assert forward([], [], none, none, 2)[0].shape == (0, 64)
+    for counts, tokens, outputs in [
+        ([-(2**31), -(2**31)], none, none),
+        ([2, -1], two, none),
+        ([1, 1], two, two + 1),
+        ([1, 1], two, two - 1),
+    ]:
+        with pytest.raises(ValueError, match=r"segment|output row"):
+            forward(caches, counts, tokens, outputs, 0)
+    with pytest.raises(TypeError):  # 2**32 would become token 0
+        forward(caches, [1, 1], np.array([1, 2**32]), none, 0)
+    assert [cache.length for cache in caches] == [0, 0]
+    assert forward(caches, [1, 1], two, none, 2)[0].shape == (0, 64)
+    assert [cache.length for cache in caches] == [1, 1]
+
+
+def test_views_keep_the_cache_and_the_cache_its_backbone(tiny_path):
+    backbone = Backbone.open(tiny_path, threads=2)
+    cache = backbone.new_cache(60)
+    backbone.forward([Segment(cache, TOKENS)])
+    view = cache.key_view(1)
+    before = view.tobytes()
+    del backbone
+    assert cache.length == 60
+    del cache
+    assert view.tobytes() == before
+
+
+def test_threads_the_system_cannot_start_are_an_error_not_an_abort(tiny_path):
+    code = f"""
+import resource
+from pathlib import Path
+from drafthead import _native
+from drafthead.backbone.handle import Backbone
+spec = Backbone.open({str(tiny_path)!r}, threads=1).spec.native()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 26), used + (1 << 26)))
+try:
+    _native.Backbone(spec, 1024)
+except RuntimeError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "refused"), done.stderr
 
 
 @pytest.mark.parametrize("threads", [0, -1, 5000])

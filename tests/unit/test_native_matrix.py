@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import gguf
 import numpy as np
 import pytest
@@ -39,6 +41,17 @@ def int8_blocks(x: np.ndarray) -> np.ndarray:
 def test_dequantize_equals_the_reference_reader(kind):
     matrix, reference = packed(kind)
     assert same_bits(matrix.dequantize(), reference.astype(np.float32))
+
+
+def test_the_callers_rounding_changes_no_value():
+    matrix, reference = packed(Type.Q4_1)
+    libm = ctypes.CDLL("libm.so.6")
+    assert libm.fesetround(0x400) == 0  # downward
+    try:
+        values = matrix.dequantize()
+    finally:
+        libm.fesetround(0)
+    assert same_bits(values, reference.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -98,6 +111,7 @@ def test_zero_and_non_finite_activations_are_defined(every_isa):
         _native.set_isa(isa)
         results.append(np.nan_to_num(matrix.multiply(x), nan=1e9))
         assert (results[-1][0] == 0).all()
+        assert not (np.abs(results[-1][1:]) < 1e9).any(), "a NaN or an infinity became a number"
         assert np.array_equal(results[-1], results[0])
 
 

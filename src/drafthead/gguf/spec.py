@@ -198,7 +198,7 @@ def _read_numbers(gguf: GgufFile, name: str, architecture: _Architecture) -> Mod
         raise GgufError(f"{gguf.path}: the tensor {_EMBEDDING.name} is missing.")
     d_model = integer("embedding_length", 1 << 16)
     n_heads = integer("attention.head_count", 1 << 10)
-    head_dim = integer("attention.key_length", 1 << 10, max(1, d_model // n_heads))
+    head_dim = integer("attention.key_length", 1 << 9, max(1, d_model // n_heads))
     rows = embedding.shape[1] if len(embedding.shape) > 1 else 1
     return ModelSpec(
         architecture=name,
@@ -212,7 +212,7 @@ def _read_numbers(gguf: GgufFile, name: str, architecture: _Architecture) -> Mod
         rms_eps=gguf.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
         rope_base=gguf.number(f"{name}.rope.freq_base", 1.0, 1e12, DEFAULT_ROPE_BASE),
         rope_interleaved=architecture.rope_interleaved,
-        context_length=integer("context_length", (1 << 31) - 1),
+        context_length=integer("context_length", 1 << 20),
         tied_output=_OUTPUT.name not in gguf.tensors,
     )
 
