@@ -237,7 +237,7 @@ def test_damaged_models_raise_nothing_but_named_errors(tmp_path: Path) -> None:
         except DraftheadError as error:
             refused += 1
             assert "\n" not in str(error)
-    assert served > 10
+    assert served >= 10
     assert refused > 250
 
 
