@@ -12,7 +12,7 @@ from drafthead.backbone.registry import resolve
 from drafthead.decoding.constraints import FinishReason, token_limit
 from drafthead.decoding.loop import Request, decode
 from drafthead.drafters.base import Drafter, NoDrafter
-from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
 from drafthead.errors import HeadError, RequestError
 from drafthead.heads.package import HeadPackage
 from drafthead.heads.store import find_head
@@ -247,7 +247,7 @@ def load(
             none; "none" takes none; a path is the folder of a head package, which must fit.
         drafter: "mtp" drafts with the head, "none" decodes plainly.
         threads: compute threads; all usable cores where None.
-        max_draft: longest draft; what the head was trained for where None.
+        max_draft: longest draft; 6 where None.
         context: cache cells at most; the backbone's own context length where None.
 
     Raises:
@@ -266,7 +266,7 @@ def load(
     package, reason = choose_head(opened, head, wanted=drafter == "mtp")
     drafting: Drafter = NoDrafter()
     if package is not None:
-        drafting = MtpDrafter(package.build(opened), max_draft or package.config.trained_steps)
+        drafting = MtpDrafter(package.build(opened), max_draft or MAX_DRAFT_TOKENS)
     state = DrafterState(drafter, package is not None, reason)
     return Session(opened, tokenizer, template, drafting, state, package, context)
 

@@ -25,10 +25,11 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def session(backbone_path, tmp_path_factory):
-    """The embedded backbone with a head of random weights."""
+    """The embedded backbone with a head of random weights, which drafts in spite of its doubts."""
     opened = Backbone.open(backbone_path, threads=2)
     folder = write_random_head(tmp_path_factory.mktemp("heads") / "random", opened)
-    return load(backbone_path, head=folder, threads=2)
+    loaded = load(backbone_path, head=folder, threads=2)
+    return loaded.using(MtpDrafter(loaded.drafting.head, 4, min_confidence=0.0))
 
 
 def run(backbone, drafter, prompt, max_tokens, capacity=640, cache=None):
@@ -166,7 +167,6 @@ def test_the_head_drafts_at_most_what_it_is_asked_for(session):
     ids = session.encode(PROMPTS[0])
     drafter = session.drafting
     assert isinstance(drafter, MtpDrafter)
-    assert drafter.max_draft_tokens == session.head.config.trained_steps == 4
     stats = session.generate(ids, max_tokens=30, ignore_eos=True).stats
     assert len(stats.drafted_at) <= 4
     assert stats.drafted > 0

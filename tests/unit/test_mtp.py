@@ -23,7 +23,7 @@ class RecordingHead:
 def test_it_drafts_from_the_last_committed_token_and_the_hidden_state_that_chose_it():
     """J7: the pair is (h of position n - 1, x_n), at the start and after every pass."""
     head = RecordingHead()
-    drafter = MtpDrafter(head, max_draft_tokens=4)
+    drafter = MtpDrafter(head, max_draft_tokens=4, min_confidence=0.0)
     drafter.begin([1, 2, 3], np.array([0.5], np.float32), "cache")
     drafter.propose(8)
     drafter.observe([9, 10], np.array([0.25], np.float32))

@@ -78,7 +78,7 @@ def make_maker(material, steps=2, dtype=torch.float32):
 def make_trainer(material, folder, recipe=RECIPE):
     torch.manual_seed(0)
     counts = [anchor_count(len(row.prompt_tokens), len(row.answer)) for row in material[0]]
-    return Trainer(FrozenMtpHead(CONFIG, True), recipe, make_maker(material), counts, folder)
+    return Trainer(FrozenMtpHead(CONFIG), recipe, make_maker(material), counts, folder)
 
 
 def weights(trainer):

@@ -14,17 +14,28 @@ from drafthead._native import KvCache, MtpHead
 from drafthead.types import Draft
 
 
+# One recurrent head drafts any length. A draft token costs its step and one more row to verify,
+# about a quarter of a one-row pass, so a draft goes on while it is likely enough to be accepted.
+MAX_DRAFT_TOKENS = 6
+MIN_CONFIDENCE = 0.2
+
+
 class MtpDrafter:
     """Drafts by a native head, step after step, from the last verified position."""
 
     name = "mtp"
 
-    def __init__(self, head: MtpHead, max_draft_tokens: int, min_confidence: float = 0.0) -> None:
+    def __init__(
+        self,
+        head: MtpHead,
+        max_draft_tokens: int = MAX_DRAFT_TOKENS,
+        min_confidence: float = MIN_CONFIDENCE,
+    ) -> None:
         """Wrap a head.
 
         Args:
             head: native head of the backbone that verifies.
-            max_draft_tokens: longest draft; what the head was trained for is a good choice.
+            max_draft_tokens: longest draft.
             min_confidence: a draft ends before the token with which the product of confidences,
                 the head's own guess that all of it is accepted, falls below this.
         """
