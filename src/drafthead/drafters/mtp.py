@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from drafthead._native import KvCache, MtpHead
 from drafthead.types import Draft
 
-
 # One recurrent head drafts any length. A draft token costs its step and one more row to verify,
 # about a quarter of a one-row pass, so a draft goes on while it is likely enough to be accepted.
 MAX_DRAFT_TOKENS = 6
