@@ -15,8 +15,9 @@ from drafthead.types import Draft
 
 # One recurrent head drafts any length. A draft token costs its step and one more row to verify,
 # about a quarter of a one-row pass, so a draft goes on while it is likely enough to be accepted.
+# docs/decisions.md has the thresholds that were compared.
 MAX_DRAFT_TOKENS = 6
-MIN_CONFIDENCE = 0.2
+MIN_CONFIDENCE = 0.4
 
 
 class MtpDrafter:
