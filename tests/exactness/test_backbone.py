@@ -10,13 +10,10 @@ import pytest
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, KvCache, Segment
+from tests.bits import same_bits
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 272, 560)]
 FEW = TOKENS[:70]
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def run_chunks(backbone: Backbone, tokens: list[int], chunk: int, cache: KvCache | None = None):

@@ -12,13 +12,10 @@ import pytest
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.errors import NumericsError, RequestError
+from tests.bits import same_bits
 from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, reference_logits, write_tiny_llama
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 272, 60)]
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def logits_of(backbone: Backbone, tokens: list[int]) -> np.ndarray:

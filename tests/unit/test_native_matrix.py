@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from drafthead import _native
+from tests.bits import same_bits
 
 TYPES = [Type.F32, Type.F16, Type.Q4_1, Type.Q8_0]
 ROWS, COLUMNS = 72, 320  # the last tile is half empty
@@ -24,10 +25,6 @@ def packed(kind: Type, seed: int = 0) -> tuple[_native.Matrix, np.ndarray]:
 
 def activations(rows: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, COLUMNS)).astype(np.float32)
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def int8_blocks(x: np.ndarray) -> np.ndarray:

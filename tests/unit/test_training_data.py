@@ -80,7 +80,7 @@ def test_every_step_sees_positions_up_to_the_anchor_and_none_after():
 
 def test_draft_ids_go_there_and_back_and_others_are_ignored():
     words = DraftVocabulary(np.array([*range(16, 32), *range(64, 80)]), 96)
-    ids = words.to_tokens(np.arange(32))
+    ids = words.token_ids[np.arange(32)]
     assert (words.to_index(ids) == np.arange(32)).all()
     assert words.to_index(np.array([15, 32, 95, IGNORED])).tolist() == [IGNORED] * 4
 

@@ -79,10 +79,6 @@ class DraftVocabulary:
         """Token ids to places in the draft vocabulary; IGNORED for ids outside it."""
         return self._index[ids]
 
-    def to_tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the draft vocabulary to token ids."""
-        return self.token_ids[indices]
-
     def coverage(self, answers: Iterable[Answer]) -> float | None:
         """The share of answer tokens that can be drafted; None where there are none."""
         inside = total = 0

@@ -50,7 +50,7 @@ def samples(
 
     The state is that of position i + 1, where the backbone reads the token an anchor i is given.
     """
-    wanted, inputs, states = 0, [], []
+    taken, inputs, states = 0, [], []
     stride = max(1, len(answers) * 40 // FIT_ANCHORS)
     for index in range(0, len(answers), stride):
         batch = maker([index])
@@ -58,8 +58,8 @@ def samples(
         entering = host.residual([*answer.prompt_tokens, *answer.answer], layer)
         inputs.append(head.joined(batch.embeddings_KAD[0], batch.hidden_AD))
         states.append(entering[batch.positions_A + 1])
-        wanted += len(batch.positions_A)
-        if wanted >= FIT_ANCHORS:
+        taken += len(batch.positions_A)
+        if taken >= FIT_ANCHORS:
             break
     states_AD = torch.cat(states)
     return torch.cat(inputs), states_AD / states_AD.pow(2).mean(-1, keepdim=True).sqrt()
