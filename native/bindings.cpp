@@ -7,10 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #include "models/backbone.h"
 #include "models/mtp_head.h"
+#include "ops/probe.h"
 #include "runtime/dispatch.h"
 #include "runtime/fp_env.h"
 
@@ -67,10 +69,12 @@ struct Cache {
     }
 };
 
-void set_tensor(WeightSlots& slots, const std::string& name, int type, int rows, int columns,
-                const Vector<uint8_t>& data) {
+void set_tensor(WeightSlots& slots, Backbone& backbone, const std::string& name, int type, int rows,
+                int columns, const Vector<uint8_t>& data) {
     const nb::gil_scoped_release release;
-    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size());
+    const std::lock_guard<std::mutex> lock(backbone.turn());  // packing takes the pool
+    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size(),
+              backbone.pool());
 }
 
 nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::vector<int>& counts,
@@ -210,6 +214,49 @@ Array<float, 2> multiply(
     return out;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Multiply-adds a second of the integer dots alone: the arithmetic limit of a pass.
+double integer_peak(int threads) {
+    constexpr int rounds = 1 << 20;
+    ThreadPool pool(threads);
+    const Kernels& k = kernels();
+    const auto start = std::chrono::steady_clock::now();
+    pool.run([&](Team&) { k.dot_rounds(rounds); });
+    return double{rounds} * ops::probe_products * threads / seconds_since(start);
+}
+
+// Seconds of each of `repeats` products of the matrix with `rows` rows on `threads` threads.
+std::vector<double> time_products(const Matrix& self, int rows, int repeats, int threads) {
+    if (rows < 1 || repeats < 1 || threads < 1) {
+        throw std::invalid_argument("rows, repeats and threads must be at least 1");
+    }
+    const nb::gil_scoped_release release;
+    ThreadPool pool(threads);
+    Activations x;
+    x.resize(rows, self.columns);
+    for (int r = 0; r < rows; ++r) {
+        for (int i = 0; i < self.columns; ++i) x.row(r)[i] = static_cast<float>(i % 7 - 3);
+        x.quantize(kernels(), r, 0, self.columns);
+    }
+    const auto stride = static_cast<size_t>(self.tiles()) * tile_rows;
+    Aligned<float> out(static_cast<size_t>(rows) * stride);
+    std::vector<double> seconds;
+    for (int i = 0; i < repeats; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run([&](Team& team) {
+            const auto [begin, end] = team.share(self.tiles());
+            kernels().matmul[static_cast<int>(self.format)](
+                self, begin, end, x.view(), out.data() + static_cast<size_t>(begin) * tile_rows,
+                stride, false);
+        });
+        seconds.push_back(seconds_since(start));
+    }
+    return seconds;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -217,6 +264,7 @@ NB_MODULE(_native, m) {
     m.def("available_isas", &available_isas);
     m.def("active_isa", [] { return std::string(kernels().name); });
     m.def("set_isa", &set_isa, "name"_a);
+    m.def("integer_peak", &integer_peak, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Backbone>(m, "Backbone")
         .def(
@@ -232,7 +280,7 @@ NB_MODULE(_native, m) {
             "set_tensor",
             [](Backbone& self, const std::string& name, int type, int rows, int columns,
                const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), name, type, rows, columns, data);
+                set_tensor(self.slots(), self, name, type, rows, columns, data);
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &Backbone::finish)
@@ -291,11 +339,13 @@ NB_MODULE(_native, m) {
                     data.size() != static_cast<size_t>(rows) * ggml_row_bytes(ggml_type, columns)) {
                     throw std::invalid_argument("the data does not hold rows x columns weights");
                 }
-                new (self) Matrix(pack_matrix(ggml_type, rows, columns, data.data(),
-                                              [](int row) { return row; }));
+                ThreadPool pool(1);
+                new (self) Matrix(pack_matrix(
+                    ggml_type, rows, columns, data.data(), [](int row) { return row; }, pool));
             },
             "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("multiply", &multiply, "x"_a)
+        .def("time_products", &time_products, "rows"_a, "repeats"_a, "threads"_a)
         .def("dequantize",
              [](const Matrix& self) {
                  const auto n = static_cast<size_t>(self.rows);
@@ -323,7 +373,7 @@ NB_MODULE(_native, m) {
             "set_tensor",
             [](MtpHead& self, const std::string& name, int type, int rows, int columns,
                const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), name, type, rows, columns, data);
+                set_tensor(self.slots(), self.backbone(), name, type, rows, columns, data);
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)

@@ -36,6 +36,7 @@ public:
               float min_confidence, int32_t* tokens, float* confidences);
 
     const Backbone& backbone() const { return *backbone_; }
+    Backbone& backbone() { return *backbone_; }
     const std::vector<int>& kv_layers() const { return kv_layers_; }
     size_t bytes() const;       // own weights and buffers but for the score scratch of attention
     size_t step_bytes() const;  // streamed by one step: own weights and the shared output rows

@@ -10,15 +10,31 @@
 
 namespace drafthead {
 
-// Rows of activations, as floats and as int8 in blocks of 32 along K: x = d * q.
+// Rows of activations, as floats and as int8 in blocks of 32 along K: x = d * q. The quantised
+// arrays lie in groups of 8 rows, and in a group block after block, so that the rows that a kernel
+// takes together are neighbours. Row r is lane r % 8 of its group; the last group holds the rows
+// that are left, G of them.
+constexpr int row_group = 8;
 struct Rows {
-    const float* x;      // (rows, columns)
-    const int8_t* q;     // (rows, columns)
-    const float* d;      // (rows, columns / 32)
-    const float* d_sum;  // (rows, columns / 32): d times the block's sum of q
-    const int32_t* sum;  // (rows, columns / 32): the block's sum of q
+    const float* x;             // (rows, columns)
+    const int8_t* q;            // groups of (columns / 32, G, 32)
+    const float* d;             // groups of (columns / 32, G)
+    const float* d_sum;         // groups of (columns / 32, G): d times the block's sum of q
+    const int32_t* minus_sum;   // groups of (columns / 32, G): minus the block's sum of q
+    const int32_t* minus_half;  // groups of (columns / 32, 2, G): the same of its first, last 16
     int rows;
     int columns;
+};
+
+// Where the quantised form of a row's blocks goes: pointers to its first block, and the distance
+// from block to block in rows.
+struct QuantizedRow {
+    int8_t* q;
+    float* d;
+    float* d_sum;
+    int32_t* minus_sum;
+    int32_t* minus_half;
+    int stride;
 };
 
 // Up to max_queries queries of one key-value head. Keys lie in blocks of 16 positions:
@@ -49,7 +65,7 @@ struct Kernels {
     // a row whose mean square is not finite becomes NaN throughout
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
     // a block that is not finite throughout gets d = d_sum = NaN, so that no integer hides it
-    void (*quantize)(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum);
+    void (*quantize)(const float* x, int n, const QuantizedRow& to);
     // rotates (x[i], x[i + half]) by the angle of frequency i, then scales
     void (*rope)(float* x, const float* cosines, const float* sines, int half, float scale);
     void (*to_half)(const float* x, int n, uint16_t* out);
@@ -58,6 +74,7 @@ struct Kernels {
     void (*swiglu)(const float* gate, const float* up, int n, float* out);
     Best (*argmax)(const float* x, int n);                    // ties: the lowest index
     float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
+    int32_t (*dot_rounds)(int rounds);  // rounds of probe_products multiply-adds (ops/probe.h)
 };
 
 const Kernels* scalar_kernels();

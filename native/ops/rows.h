@@ -26,10 +26,10 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
 
 // Symmetric int8 in blocks of 32: d = max|x| / 127, q = round(x / d). n % 32 == 0.
 template <class S>
-void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum) {
+void quantize(const float* x, int n, const QuantizedRow& to) {
     const auto limit = S::set1(127.0f);
     const auto zero = S::set1(0.0f);
-    for (int b = 0; b < n / block_k; ++b, x += block_k, q += block_k) {
+    for (int b = 0; b < n / block_k; ++b, x += block_k) {
         const auto low = S::load(x);
         const auto high = S::load(x + 16);
         const float largest = S::reduce_max(S::max(S::abs(low), S::abs(high)));
@@ -42,11 +42,16 @@ void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t*
         };
         const auto a = S::round(clamp(S::mul(low, inverse)));
         const auto c = S::round(clamp(S::mul(high, inverse)));
-        S::store_i8(q, a);
-        S::store_i8(q + 16, c);
-        sum[b] = S::reduce_iadd(S::iadd(a, c));
-        d[b] = largest / 127.0f + poison;
-        d_sum[b] = d[b] * static_cast<float>(sum[b]);
+        const int at = b * to.stride;
+        S::store_i8(to.q + at * block_k, a);
+        S::store_i8(to.q + at * block_k + 16, c);
+        const int32_t first = S::reduce_iadd(a);
+        const int32_t last = S::reduce_iadd(c);
+        to.minus_half[2 * at] = -first;
+        to.minus_half[2 * at + to.stride] = -last;
+        to.minus_sum[at] = -(first + last);
+        to.d[at] = largest / 127.0f + poison;
+        to.d_sum[at] = to.d[at] * static_cast<float>(first + last);
     }
 }
 

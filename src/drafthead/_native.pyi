@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "scalar"]
 def active_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
+def integer_peak(threads: int) -> float: ...  # multiply-adds a second, integer dots alone
 
 class Backbone:
     def __init__(self, spec: Mapping[str, int | float], threads: int) -> None: ...
@@ -50,6 +51,9 @@ class Matrix:
         self, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
     ) -> None: ...
     def multiply(self, x: NDArray[np.float32]) -> NDArray[np.float32]: ...  # (M, K) -> (M, N)
+    def time_products(
+        self, rows: int, repeats: int, threads: int
+    ) -> list[float]: ...  # seconds of each product
     def dequantize(self) -> NDArray[np.float32]: ...  # (N, K)
     @property
     def nbytes(self) -> int: ...
