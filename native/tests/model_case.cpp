@@ -97,10 +97,10 @@ ModelSpec model_spec(const ModelFile& m) {
     return s;
 }
 
-void fill(WeightSlots& slots, const std::vector<Tensor>& tensors) {
+void fill(WeightSlots& slots, const std::vector<Tensor>& tensors, ThreadPool& pool) {
     for (const Tensor& t : tensors) {
         slots.set(t.name, static_cast<GgmlType>(t.type), t.rows, t.columns, t.data.data(),
-                  t.data.size());
+                  t.data.size(), pool);
     }
 }
 
@@ -131,7 +131,7 @@ void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, 
                const std::vector<float>& hidden, const std::string& name, Record& record) {
     constexpr int steps = 6;
     MtpHead head(backbone, m.head_ff, {m.head_kv_layer}, m.draft_tokens);
-    fill(head.slots(), m.head_tensors);
+    fill(head.slots(), m.head_tensors, backbone->pool());
     head.finish();
     std::vector<int32_t> tokens(steps);
     std::vector<float> confidences(steps);
@@ -159,7 +159,7 @@ void run_model(const char* path, Record& record) {
     const ModelFile m = read_model(path);
     for (const int threads : {1, 2}) {
         const auto backbone = std::make_shared<Backbone>(model_spec(m), threads);
-        fill(backbone->slots(), m.tensors);
+        fill(backbone->slots(), m.tensors, backbone->pool());
         backbone->finish();
         for (const int chunk : {1, 3, 9, static_cast<int>(m.tokens.size())}) {
             const auto cache = backbone->new_cache(static_cast<int>(m.tokens.size()));

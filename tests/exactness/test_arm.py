@@ -191,16 +191,26 @@ def test_a_model_gives_the_bits_of_the_module(driver, model, tmp_path, cpu, isa)
     assert_same(found, {f"{run}.{name}": expected[name] for run in runs for name in expected})
 
 
+def binary(tool_name: str, *words: object) -> str:
+    """What a program of the cross compiler's binutils prints; they read x86 objects too."""
+    command = [tool(f"aarch64-linux-gnu-{tool_name}"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_arm_tables_use_their_instructions(driver):
     """A table that fell back to plain code would have the same bits."""
-    objdump = tool("aarch64-linux-gnu-objdump")
-    folder = ROOT / "build" / "bits-aarch64"
-    for isa, instructions in (("neon", {"sdot"}), ("neon_i8mm", {"sdot", "usdot"})):
-        (object_,) = folder.rglob(f"{isa}.cpp.o")
-        listing = subprocess.run(
-            [objdump, "-d", "--no-show-raw-insn", object_],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    for isa, instructions in (("neon", {"sdot"}), ("neon_i8mm", {"sdot", "usdot", "usmmla"})):
+        (object_,) = driver.arm.parent.rglob(f"{isa}.cpp.o")
+        listing = binary("objdump", "-d", "--no-show-raw-insn", object_)
         assert instructions <= set(listing.split()), isa
+
+
+def test_instruction_sets_share_no_function(driver):
+    """Of an inline function compiled twice the linker keeps one, perhaps with the wrong flags."""
+    objects = [o for folder in (driver.host.parent, driver.arm.parent) for o in folder.rglob("*.o")]
+    objects = [o for o in objects if o.parent.name == "isa"]
+    assert len(objects) >= 4
+    for object_ in objects:
+        weak = [line for line in binary("nm", "-C", object_).splitlines() if line[17:18] in "VWu"]
+        assert weak, object_
+        assert [line for line in weak if "drafthead::simd::" not in line] == [], object_
