@@ -18,8 +18,10 @@ const Kernels* table() {
         quantize<S>,
         rope<S>,
         to_half<S>,
-        attend<S>,
+        {attend<S, uint16_t>, attend<S, float>},
         swiglu<S>,
+        geglu<S>,
+        softcap_row<S>,
         argmax<S>,
         sum_exp<S>,
     };

@@ -188,9 +188,6 @@ def test_a_model_without_all_its_tensors_computes_nothing(tiny_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"rms_eps": float("nan")},
-        {"rope_base": float("inf")},
-        {"rope_base": 0.5},
         {"vocab_size": 2**31 - 1},
         {"context_length": 2**31 - 1},
         {"n_heads": 2**30, "n_kv_heads": 2**30},
@@ -201,6 +198,30 @@ def test_a_model_without_all_its_tensors_computes_nothing(tiny_path):
 def test_impossible_sizes_are_refused(tiny_path, change):
     spec = Backbone.open(tiny_path, threads=1).spec.native()
     with pytest.raises(ValueError, match="sizes are not supported"):
+        _native.Backbone({**spec, **change}, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rms_eps": float("nan")},
+        {"ropes": [{"base": float("inf"), "scale": 1.0}]},
+        {"ropes": [{"base": 0.5, "scale": 1.0}]},
+        {"ropes": [{"base": 1e4, "scale": 0.0}]},
+        {"ropes": []},
+        {"ropes": [], "layers": [(0, -1), (0, -1)], "rope_factors": 1},
+        {"layers": [(0, 0)]},
+        {"layers": [(0, 0), (0, 1)]},
+        {"layers": [(-1, 0), (0, 0)]},
+        {"embedding_scale": float("nan")},
+        {"attention_scale": 0.0},
+        {"attention_softcap": -1.0},
+        {"final_softcap": float("inf")},
+    ],
+)
+def test_impossible_choices_are_refused(tiny_path, change):
+    spec = Backbone.open(tiny_path, threads=1).spec.native()
+    with pytest.raises(ValueError, match="scales, windows or ropes are not supported"):
         _native.Backbone({**spec, **change}, 1)
 
 
