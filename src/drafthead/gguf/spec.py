@@ -125,23 +125,10 @@ class ModelSpec:
     context_length: int
     tied_output: bool
 
-    def native(self) -> dict[str, object]:
+    def native(self) -> dict[str, int | float]:
         """Return every number by its name, for the native core; booleans are 0 or 1."""
         numbers = {k: v for k, v in asdict(self).items() if not isinstance(v, str)}
-        plain: dict[str, object] = {
-            "embedding_scale": 1.0,
-            "gelu": 0,
-            "qkv_bias": 0,
-            "qk_norm": 0,
-            "post_norms": 0,
-            "attention_scale": self.head_dim**-0.5,
-            "attention_softcap": 0.0,
-            "final_softcap": 0.0,
-            "ropes": [{"base": self.rope_base, "scale": 1.0}],
-            "rope_factors": 0,
-            "layers": [(0, 0)] * self.n_layers,
-        }
-        return plain | {k: int(v) if isinstance(v, bool) else v for k, v in numbers.items()}
+        return {k: int(v) if isinstance(v, bool) else v for k, v in numbers.items()}
 
 
 def model_spec(gguf: GgufFile) -> ModelSpec:
