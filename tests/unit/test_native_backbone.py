@@ -13,7 +13,8 @@ from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.errors import NumericsError, RequestError
 from tests.bits import same_bits
-from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, reference_logits, write_tiny_llama
+from tests.reference import reference_logits
+from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, write_tiny_llama
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 272, 60)]
 
@@ -28,8 +29,9 @@ def test_float_weights_give_the_formulas_logits(tmp_path, tied):
     """Only float32 rounds here, and now and then a half of the cache falls the other way."""
     spec = TinySpec(tied=tied, eps=0.01)
     weights = write_tiny_llama(tmp_path / "float.gguf", spec, FLOAT)
-    found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), TOKENS)
-    expected = reference_logits(weights, spec, TOKENS)
+    backbone = Backbone.open(tmp_path / "float.gguf", threads=1)
+    found = logits_of(backbone, TOKENS)
+    expected = reference_logits(weights, backbone.spec, TOKENS)
     assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.95
 
@@ -42,15 +44,17 @@ def test_without_attention_only_float32_rounds(tmp_path):
         weights[f"blk.{i}.ffn_gate"] *= 3
     weights = write_tiny_llama(tmp_path / "float.gguf", types=FLOAT, weights=weights)
     tokens = list(range(272))
-    found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), tokens)
-    expected = reference_logits(weights, TinySpec(), tokens)
+    backbone = Backbone.open(tmp_path / "float.gguf", threads=1)
+    found = logits_of(backbone, tokens)
+    expected = reference_logits(weights, backbone.spec, tokens)
     assert np.abs(found - expected).max() < 1.5e-6 * np.abs(expected).max()
 
 
 def test_quantised_weights_stay_within_the_activations_rounding(tmp_path):
     weights = write_tiny_llama(tmp_path / "mixed.gguf")
-    found = logits_of(Backbone.open(tmp_path / "mixed.gguf", threads=1), TOKENS)
-    expected = reference_logits(weights, TinySpec(), TOKENS)
+    backbone = Backbone.open(tmp_path / "mixed.gguf", threads=1)
+    found = logits_of(backbone, TOKENS)
+    expected = reference_logits(weights, backbone.spec, TOKENS)
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
 
 

@@ -21,7 +21,8 @@ from drafthead.backbone.registry import backbone_name
 from drafthead.errors import NumericsError, RequestError
 from drafthead.gguf.file import GgufFile
 from drafthead.gguf.reader import read_gguf
-from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan
+from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan, vector_values
+from drafthead.gguf.types import F32
 
 __all__ = ["Backbone", "KvCache", "Pass", "Segment", "default_threads"]
 
@@ -85,8 +86,9 @@ class Backbone:
         spec = model_spec(gguf)
         native = _native.Backbone(spec.native(), threads)
         for tensor in tensor_plan(spec):
-            ggml_type = gguf.tensors[tensor.name].ggml_type
-            data = gguf.data(tensor.name)
+            ggml_type, data = gguf.tensors[tensor.name].ggml_type, gguf.data(tensor.name)
+            if tensor.kind == "vector":
+                ggml_type, data = F32, vector_values(gguf, tensor.name).view(np.uint8)
             native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data)
         native.finish()
         return cls(gguf, spec, native)
