@@ -123,9 +123,12 @@ class Backbone:
         """SHA-256 over the file's vocabulary, merges and special ids."""
         return self.gguf.tokenizer_fingerprint()
 
-    def new_cache(self, capacity: int) -> KvCache:
-        """Make an empty cache of `capacity` cells, at most the model's context length."""
-        return _native.KvCache(self.native, capacity)
+    def new_cache(self, capacity: int, dtype: Literal["f16", "f32"] = "f16") -> KvCache:
+        """Make an empty cache of `capacity` positions, at most the model's context length.
+
+        Layers with a sliding window keep a ring of cells. dtype: of the keys and values.
+        """
+        return _native.KvCache(self.native, capacity, dtype)
 
     def forward(
         self,
