@@ -108,6 +108,76 @@ def test_a_pass_refuses_bad_rows_before_it_writes_a_cell(tiny_path):
     assert np.array_equal(cells.view(np.uint16), cache.key_view(0).view(np.uint16))
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([1, 2**32], np.int64),  # would wrap to 0
+        np.array([1, 2**32 - 1], np.uint32),
+        np.array([2**63], np.uint64),
+        [1, 2**70],
+        [1.5],
+        np.array([True, False]),
+    ],
+)
+def test_ids_that_are_no_int32_are_refused_not_wrapped(tiny_path, tokens):
+    backbone = Backbone.open(tiny_path, threads=1)
+    cache = backbone.new_cache(10)
+    with pytest.raises(ValueError, match="integers inside the vocabulary"):
+        backbone.forward([Segment(cache, tokens)])
+    assert cache.length == 0
+    for kind in (np.int64, np.uint8):
+        backbone.forward([Segment(cache, np.array([1, 2], kind))])
+    assert cache.length == 4
+
+
+def test_a_numerics_error_leaves_every_cache_as_it_was(tmp_path):
+    """One token's embedding is NaN; the segments of the pass, its own and another's, go back."""
+    weights = random_weights(TinySpec())
+    weights["token_embd"][7] = np.nan
+    weights["output"] = random_weights(TinySpec(tied=False))["output"]
+    write_tiny_llama(tmp_path / "bad.gguf", TinySpec(tied=False), FLOAT, weights)
+    backbone = Backbone.open(tmp_path / "bad.gguf", threads=1)
+    good = [t for t in TOKENS if t != 7]
+    caches = [backbone.new_cache(60), backbone.new_cache(60)]
+    backbone.forward([Segment(caches[0], good[:5]), Segment(caches[1], good[:3])])
+    with pytest.raises(NumericsError, match="no finite logit"):
+        backbone.forward([Segment(caches[0], good[5:9]), Segment(caches[1], [7])])
+    assert [cache.length for cache in caches] == [5, 3]
+    again = backbone.forward([Segment(caches[0], good[5:40])], want="logits").logits
+    assert same_bits(again, logits_of(backbone, good[:40])[5:])
+
+
+def test_rope_tables_grow_with_the_longest_cache_and_keep_their_bits(tiny_path):
+    """A cache made while a pass may run, and one longer than all before it."""
+    backbone = Backbone.open(tiny_path, threads=2)
+    short = backbone.new_cache(20)
+    before = backbone.forward([Segment(short, TOKENS[:10])], want="logits").logits
+    long = backbone.new_cache(640)
+    assert same_bits(before, logits_of(backbone, TOKENS[:10]))
+    found = backbone.forward([Segment(long, TOKENS * 10)], want="logits").logits
+    whole = Backbone.open(tiny_path, threads=1)
+    assert same_bits(found, logits_of(whole, TOKENS * 10))
+
+
+def test_loading_gives_the_files_pages_back(tmp_path):
+    """The packed weights take the file's place: resident bytes grow by little more than them."""
+    write_tiny_llama(tmp_path / "big.gguf", TinySpec(vocab=80_000), FLOAT)
+    code = f"""
+from pathlib import Path
+from drafthead.backbone.handle import Backbone
+def resident_bytes(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+before = resident_bytes("VmRSS")
+backbone = Backbone.open({str(tmp_path / "big.gguf")!r}, threads=1)
+print((resident_bytes("VmRSS") - before) / backbone.weight_bytes, backbone.load_ms > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    share, timed = done.stdout.split()
+    assert timed == "True"
+    assert float(share) < 1.3  # 2 where the mapped file stays
+
+
 def test_rollback_is_absolute_and_bounded(tiny_path):
     backbone = Backbone.open(tiny_path, threads=1)
     cache = backbone.new_cache(20)
