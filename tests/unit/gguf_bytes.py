@@ -35,6 +35,8 @@ def value(python: object) -> tuple[int, bytes]:
         return STRING, text(python)
     if all(isinstance(element, str) for element in python):
         return ARRAY, u32(STRING) + u64(len(python)) + b"".join(map(text, python))
+    if all(isinstance(element, float) for element in python):
+        return ARRAY, u32(FLOAT32) + u64(len(python)) + struct.pack(f"<{len(python)}f", *python)
     return ARRAY, u32(INT32) + u64(len(python)) + struct.pack(f"<{len(python)}i", *python)
 
 
