@@ -43,7 +43,6 @@ public:
 
 private:
     void run_step(Team& team, int32_t token, const float* state, const PassContext& pass);
-    void write_normed(const float* x, const float* weight, float* out, const PassContext& pass);
 
     std::shared_ptr<Backbone> backbone_;
     ModelSpec spec_;

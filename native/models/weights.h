@@ -13,7 +13,9 @@ class WeightSlots {
 public:
     void matrix(const std::string& name, Matrix* to, int rows, int columns,
                 std::function<int(int)> source_row = nullptr);
-    void vector(const std::string& name, Aligned<float>* to, int size);
+    // Row r (or element r) of what is kept is source_row(r) of the file.
+    void vector(const std::string& name, Aligned<float>* to, int size,
+                std::function<int(int)> source_row = nullptr);
 
     // Packs on every thread of the pool, which must be free. Throws std::invalid_argument for an
     // unknown, repeated, wrong-sized or unsupported tensor.

@@ -37,19 +37,26 @@ struct QuantizedRow {
     int stride;
 };
 
-// Up to max_queries queries of one key-value head. Keys lie in blocks of 16 positions:
-// keys[block][dim][16]; values[position][dim]. Query i sees positions 0 .. lengths[i] - 1.
+// What a cell of the KV cache holds.
+enum class KvType : int { f16 = 0, f32 = 1 };
+constexpr int kv_type_count = 2;
+
+// Up to max_queries queries of one key-value head, over a ring of cells: position p lies in cell
+// p mod cells, a multiple of 16. keys[cell / 16][dim][cell % 16]; values[cell][dim].
 constexpr int max_queries = 4;
 struct Attention {
-    const uint16_t* keys;
-    const uint16_t* values;
+    const void* keys;
+    const void* values;
+    int cells;
     int head_dim;
+    float softcap;  // of the scores; 0: none
+    float* scores;  // scratch: (max_queries, score_stride)
+    size_t score_stride;
     int queries;
     const float* query[max_queries];  // (head_dim), already scaled
     float* out[max_queries];          // (head_dim)
-    int lengths[max_queries];
-    float* scores;  // scratch: (max_queries, score_stride)
-    size_t score_stride;
+    int begin[max_queries];           // query i sees positions begin[i] .. end[i] - 1
+    int end[max_queries];
 };
 
 struct Best {
@@ -70,8 +77,11 @@ struct Kernels {
     void (*rope)(float* x, const float* cosines, const float* sines, int half, float scale);
     void (*to_half)(const float* x, int n, uint16_t* out);
     // a score that is not finite makes its query's output NaN
-    void (*attend)(const Attention& a);
+    void (*attend[kv_type_count])(const Attention& a);
     void (*swiglu)(const float* gate, const float* up, int n, float* out);
+    void (*geglu)(const float* gate, const float* up, int n, float* out);
+    // x = cap tanh(x / cap), NaN where x is not finite; n is rounded up to a multiple of 16
+    void (*softcap)(float cap, int n, float* x);
     Best (*argmax)(const float* x, int n);                    // ties: the lowest index
     float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
     int32_t (*dot_rounds)(int rounds);  // rounds of probe_products multiply-adds (ops/probe.h)

@@ -1,4 +1,4 @@
-// Operations along one row: norm, activation quantisation, rotary embedding, conversion, argmax.
+// Operations along one row: norm, activation quantisation, rotary embedding, gates, argmax.
 #pragma once
 
 #include "ops/kernels.h"
@@ -83,6 +83,30 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
         const auto sigmoid = S::div(one, S::add(one, exp<S>(S::sub(S::set1(0.0f), g))));
         S::store(out + i, S::mul(S::mul(g, sigmoid), S::load(up + i)));
     }
+}
+
+// gelu(gate) * up with gelu's tanh form (Hendrycks and Gimpel, arXiv 1606.08415, section 2);
+// n % 16 == 0.
+template <class S>
+void geglu(const float* gate, const float* up, int n, float* out) {
+    const auto zero = S::set1(0.0f);
+    const auto half = S::set1(0.5f);
+    for (int i = 0; i < n; i += 16) {
+        const auto g = S::load(gate + i);
+        // sqrt(2 / pi) (g + 0.044715 g^3); where it overflows, tanh is 1 anyway.
+        const auto cubic = S::fma(S::mul(g, g), S::set1(0.044715f), S::set1(1.0f));
+        const auto inner = S::mul(S::mul(g, S::set1(0.797884560802865356f)), cubic);
+        const auto h = S::mul(g, half);
+        const auto gelu = S::fma(h, tanh<S>(inner), S::fma(g, zero, h));
+        S::store(out + i, S::mul(gelu, S::load(up + i)));
+    }
+}
+
+// x = cap tanh(x / cap); n is rounded up to a multiple of 16.
+template <class S>
+void softcap_row(float cap, int n, float* x) {
+    const auto limit = S::set1(cap);
+    for (int i = 0; i < n; i += 16) S::store(x + i, softcap<S>(S::load(x + i), limit));
 }
 
 template <class S>

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 
-F32, F16, Q4_0, Q4_1, Q8_0 = 0, 1, 2, 3, 8
+from gguf import GGML_QUANT_SIZES
+
+F32, F16, Q4_1, Q8_0, BF16, MXFP4 = 0, 1, 3, 8, 30, 39
 UINT8, INT32, UINT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 0, 5, 4, 6, 7, 8, 9, 10
-BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34)}
+BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}  # elements, bytes
 ALIGNMENT = 32
 
 
@@ -35,6 +37,8 @@ def value(python: object) -> tuple[int, bytes]:
         return STRING, text(python)
     if all(isinstance(element, str) for element in python):
         return ARRAY, u32(STRING) + u64(len(python)) + b"".join(map(text, python))
+    if all(isinstance(element, float) for element in python):
+        return ARRAY, u32(FLOAT32) + u64(len(python)) + struct.pack(f"<{len(python)}f", *python)
     return ARRAY, u32(INT32) + u64(len(python)) + struct.pack(f"<{len(python)}i", *python)
 
 
@@ -110,6 +114,34 @@ def tokenizer_metadata() -> dict[str, object]:
     }
 
 
+PIECE_CONTROL = ["<unk>", "<s>", "</s>"]
+PIECES = [
+    "\u2581",
+    *"abcdehlor",
+    "he",
+    "ll",
+    "hell",
+    "hello",
+    "\u2581hello",
+    "\u2581a",
+    "\u2581\u2581",
+]
+
+
+def piece_metadata() -> dict[str, object]:
+    """A SentencePiece vocabulary: three control tokens, the 256 bytes from id 3 on, and PIECES."""
+    tokens = [*PIECE_CONTROL, *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(rank) for rank in range(len(PIECES))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
 def llama_metadata() -> dict[str, object]:
     """Two layers, 64 wide, 2 heads of 32 sharing one key/value head, and the tokenizer above."""
     return {
@@ -128,12 +160,12 @@ def llama_metadata() -> dict[str, object]:
     }
 
 
-def llama_tensors() -> dict[str, tuple[tuple[int, ...], int]]:
+def llama_tensors(layers: int = 2) -> dict[str, tuple[tuple[int, ...], int]]:
     """The tensors of that model, embedding and output tied."""
     tensors: dict[str, tuple[tuple[int, ...], int]] = {
         "token_embd.weight": ((64, len(CONTROL) + 256 + len(MERGES)), Q8_0)
     }
-    for layer in range(2):
+    for layer in range(layers):
         for name, shape, kind in (
             ("attn_norm", (64,), F32),
             ("attn_q", (64, 64), Q4_1),
