@@ -179,29 +179,47 @@ void run_to_half(const Kernels& kernels, Record& record) {
     record.add("to_half", out.data(), out.size());
 }
 
-void run_attend(const Kernels& kernels, int head_dim, int queries, Record& record) {
-    const std::string name = "attend." + std::to_string(head_dim) + "." + std::to_string(queries);
+// A cell as a cache of either type holds it.
+template <class T>
+T cell(float value) {
+    if constexpr (sizeof(T) == 2) {
+        return float_to_half(value);
+    } else {
+        return value;
+    }
+}
+
+// Queries with windows of their own over a ring that has wrapped; a soft cap on some.
+template <class T>
+void run_attend(const Kernels& kernels, KvType type, int head_dim, int queries, Record& record) {
+    const std::string name = "attend." + std::to_string(8 * sizeof(T)) + "." +
+                             std::to_string(head_dim) + "." + std::to_string(queries);
     Random random(name);
     constexpr int cells = 64;
-    const size_t size = static_cast<size_t>(cells) * static_cast<size_t>(head_dim);
-    std::vector<uint16_t> keys(size), values(size);
-    for (uint16_t& key : keys) key = float_to_half(random.number(2.0f));
-    // Every half that is finite: subnormals too.
-    for (uint16_t& value : values) {
-        do value = static_cast<uint16_t>(random.bits());
-        while ((value & 0x7c00) == 0x7c00);
-    }
-    constexpr size_t stride = cells;
+    constexpr size_t stride = cells + 16;
+    std::vector<T> keys(cells * head_dim), values(cells * head_dim);
+    for (T& key : keys) key = cell<T>(random.number(2.0f));
+    // Down to the subnormal halves.
+    for (T& value : values) value = cell<T>(random.number(1.0f) * random.number(1e-4f));
     std::vector<float> scores(max_queries * stride), out(max_queries * head_dim);
     const auto query = random.numbers(max_queries * head_dim, 1.0f);
-    Attention a{keys.data(), values.data(), head_dim, queries, {}, {}, {}, scores.data(), stride};
-    constexpr int lengths[max_queries] = {37, 38, 64, 1};
+    Attention a{};
+    a.keys = keys.data();
+    a.values = values.data();
+    a.cells = cells;
+    a.head_dim = head_dim;
+    a.softcap = queries == 2 ? 3.0f : 0.0f;
+    a.scores = scores.data();
+    a.score_stride = stride;
+    a.queries = queries;
+    constexpr int begins[max_queries] = {65, 58, 80, 99}, ends[max_queries] = {117, 118, 119, 100};
     for (int i = 0; i < queries; ++i) {
         a.query[i] = query.data() + i * head_dim;
         a.out[i] = out.data() + i * head_dim;
-        a.lengths[i] = lengths[(i + queries) % max_queries];
+        a.begin[i] = begins[(i + queries) % max_queries];
+        a.end[i] = ends[(i + queries) % max_queries];
     }
-    kernels.attend(a);
+    kernels.attend[static_cast<int>(type)](a);
     record.add(name, out.data(), out.size());
 }
 
@@ -214,16 +232,21 @@ std::vector<float> wide_range(Random& random, size_t count) {
     return x;
 }
 
-void run_swiglu(const Kernels& kernels, Record& record) {
-    Random random("swiglu");
+void run_gates(const Kernels& kernels, Record& record) {
+    Random random("gates");
     auto gate = wide_range(random, 4096);
     gate[3] = nan_value;
     gate[40] = infinity;
     gate[50] = -infinity;
     const auto up = random.numbers(gate.size(), 3.0f);
+    const auto n = static_cast<int>(gate.size());
     std::vector<float> out(gate.size());
-    kernels.swiglu(gate.data(), up.data(), static_cast<int>(gate.size()), out.data());
+    kernels.swiglu(gate.data(), up.data(), n, out.data());
     record.add("swiglu", out.data(), out.size());
+    kernels.geglu(gate.data(), up.data(), n, out.data());
+    record.add("geglu", out.data(), out.size());
+    kernels.softcap(30.0f, n, gate.data());
+    record.add("softcap", gate.data(), gate.size());
 }
 
 void run_scores(const Kernels& kernels, Record& record) {
@@ -260,10 +283,11 @@ void run_kernels(const Kernels& kernels, const std::vector<GgmlType>& types, Rec
     run_to_half(kernels, record);
     for (const int head_dim : {32, 96, 128}) {
         for (int queries = 1; queries <= max_queries; ++queries) {
-            run_attend(kernels, head_dim, queries, record);
+            run_attend<uint16_t>(kernels, KvType::f16, head_dim, queries, record);
+            run_attend<float>(kernels, KvType::f32, head_dim, queries, record);
         }
     }
-    run_swiglu(kernels, record);
+    run_gates(kernels, record);
     run_scores(kernels, record);
 }
 
