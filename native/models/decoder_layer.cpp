@@ -196,8 +196,8 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
         for (int item = begin; item < end;) {
             const int head = item / items;
             const int stop = std::min(end, (head + 1) * items);
-            attend_items(kv_layer, head, rows.begin, item - head * items, stop - head * items,
-                         pass, scores);
+            attend_items(kv_layer, head, rows.begin, item - head * items, stop - head * items, pass,
+                         scores);
             item = stop;
         }
     } else {
