@@ -36,11 +36,20 @@ size_t Workspace::bytes() const {
            q.bytes() + k.bytes() + v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
 }
 
+namespace {
+
+void multiply_tiles(const Matrix& m, int begin, int end, const Rows& rows, float* out,
+                    bool accumulate, const Kernels& kernels) {
+    kernels.matmul[static_cast<int>(m.format)](m, begin, end, rows, out + begin * tile_rows,
+                                               static_cast<size_t>(m.rows), accumulate);
+}
+
+}  // namespace
+
 void project(const Matrix& m, const Rows& rows, float* out, bool accumulate, const Kernels& kernels,
              const Team& team) {
     const auto [begin, end] = team.share(m.tiles());
-    kernels.matmul[static_cast<int>(m.format)](m, begin, end, rows, out + begin * tile_rows,
-                                               static_cast<size_t>(m.rows), accumulate);
+    multiply_tiles(m, begin, end, rows, out, accumulate, kernels);
 }
 
 namespace {
@@ -246,19 +255,25 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
     team.barrier();
 }
 
-// hidden = silu(gate) * up, or with gelu, and its int8 form.
-void activate(int ff_width, const PassContext& pass, Team& team) {
+// hidden = silu(gate . normed) * (up . normed), or with gelu, and its int8 form. A thread gates the
+// columns that it has multiplied itself, in pieces of 32, so nobody waits in between.
+void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& team) {
+    constexpr int tiles = block_k / tile_rows;  // of a piece
+    Workspace& w = pass.work;
+    const int ff_width = layer.gate.rows;
+    const auto [begin, end] = team.share(ff_width / block_k);
+    const Rows rows = w.normed.view();
+    multiply_tiles(layer.gate, begin * tiles, end * tiles, rows, w.gate.data(), false,
+                   pass.kernels);
+    multiply_tiles(layer.up, begin * tiles, end * tiles, rows, w.up.data(), false, pass.kernels);
     const auto gated = pass.spec.gelu ? pass.kernels.geglu : pass.kernels.swiglu;
-    Activations& to = pass.work.hidden;
-    for_regions(static_cast<int>(pass.rows.size()), ff_width, team, [&](const Region& part) {
-        const int n = part.column_end - part.column_begin;
-        for (int r = part.row_begin; r < part.row_end; ++r) {
-            const size_t at = static_cast<size_t>(r) * ff_width + part.column_begin;
-            gated(pass.work.gate.data() + at, pass.work.up.data() + at, n,
-                  to.row(r) + part.column_begin);
-            to.quantize(pass.kernels, r, part.column_begin, n);
-        }
-    });
+    const int first = begin * block_k;
+    const int count = (end - begin) * block_k;
+    for (int r = 0; r < rows.rows; ++r) {
+        const size_t at = static_cast<size_t>(r) * ff_width + first;
+        gated(w.gate.data() + at, w.up.data() + at, count, w.hidden.row(r) + first);
+        w.hidden.quantize(pass.kernels, r, first, count);
+    }
     team.barrier();
 }
 
@@ -281,10 +296,7 @@ void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass,
     join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
 
     norm_rows(layer.ff_norm.data(), pass, team);
-    project(layer.gate, w.normed.view(), w.gate.data(), false, pass.kernels, team);
-    project(layer.up, w.normed.view(), w.up.data(), false, pass.kernels, team);
-    team.barrier();
-    activate(layer.gate.rows, pass, team);
+    gated_products(layer, pass, team);
     join_branch(layer.down, w.hidden.view(), layer.post_ff_norm, pass, team);
 }
 
