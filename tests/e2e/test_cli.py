@@ -216,3 +216,14 @@ def test_bench_of_prompts_from_a_file(tmp_path):
     words = ["--drafters", "plain", "--prompts", path, "--max-tokens", "4", "--json"]
     report = json.loads(drafthead("bench", *words).stdout)
     assert [arm["task"] for arm in report["arms"]] == ["own", "all"]
+
+
+@pytest.mark.backbone
+def test_cost_json_shows_what_the_machine_allows():
+    done = drafthead("cost", "--rows", "1,2", "--context", "32", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["rows_ms"].keys() == report["roofline"].keys() == {"1", "2"}
+    assert report["integer_peak_g_s"] > 0 < report["prompt"]["tok_s"]
+    assert report["memory"]["resident_bytes"] > 0.9 * report["memory"]["file_bytes"]
+    assert 0 < report["bandwidth_share"] < 1.2
