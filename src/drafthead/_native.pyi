@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "scalar"]
 def active_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
-def integer_peak(threads: int) -> float: ...  # int8 multiply-adds a second
+def integer_peak(threads: int) -> float: ...  # multiply-adds a second, integer dots alone
 
 class Backbone:
     def __init__(self, spec: Mapping[str, int | float], threads: int) -> None: ...

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from drafthead.backbone.handle import Segment
+from drafthead.gguf.types import GGML_TYPES
 from tests import fakes
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -127,3 +128,35 @@ def test_a_backbone_is_one_row_beside_its_peer(script):
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[:3] == ["tiny", "2 / 2", "2.00 (1.00-3.00)"]
     assert cells[-2:] == ["2.00 / 2.00", "2.00 (1.00-3.00)"]
+
+
+class ClockedMatrix:
+    """A matrix whose products take a second a row, the first of a turn an hour more."""
+
+    nbytes = 40
+
+    def time_products(self, rows, repeats, threads):
+        return [3600.0 * (repeat == 0) + rows for repeat in range(repeats)]
+
+
+def test_kernel_rates_leave_the_first_product_out(script):
+    kernels = script("kernels")
+    seconds = kernels.product_s(ClockedMatrix(), [1, 2, 4], rounds=2, threads=1)
+    assert seconds == {1: 1.0, 2: 2.0, 4: 4.0}
+    q8_0 = GGML_TYPES[8]
+    line = kernels.line(q8_0, ClockedMatrix(), 32 * 10**9, seconds)
+    assert line == ["Q8_0", "0.000", "0.0", "32", "32", "32", "2.00", "4.00"]
+
+
+def test_random_weights_have_sound_scales(script, monkeypatch):
+    """Whatever two bytes of a block are its scale, that is a normal number below one."""
+    kernels = script("kernels")
+    made = []
+    monkeypatch.setattr(kernels._native, "Matrix", lambda *arguments: made.append(arguments))
+    kernels.random_matrix(GGML_TYPES[12], 4, 512)
+    kind, rows, columns, raw = made[0]
+    assert (kind, rows, columns, raw.size) == (12, 4, 512, 4 * 2 * 144)
+    for scales in (raw[:-1], raw[1:-2]):
+        halves = scales[: scales.size // 2 * 2].copy().view(np.float16)
+        assert (np.abs(halves) < 1).all()
+        assert (np.abs(halves) >= np.finfo(np.float16).tiny).all()
