@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -28,26 +29,36 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def memory_read_gb_s(threads: int) -> float:
-    """Best read bandwidth over a few rounds, in 10^9 bytes a second.
+class MemoryReader:
+    """Reads one array as fast as the machine can.
 
     Each of `threads` threads sums its own part of one 256 MiB array of 64-bit integers (larger
     than the caches of the machines meant here) with numpy, which vectorises the sum and releases
     the interpreter lock; one addition for 8 bytes leaves the time to the memory.
     """
-    numbers = np.ones(BANDWIDTH_BYTES // 8, np.int64)
-    parts = np.array_split(numbers, threads)
-    best_s = min(_read_once_s(parts) for _ in range(BANDWIDTH_ROUNDS))
+
+    def __init__(self, threads: int) -> None:
+        self._parts = np.array_split(np.ones(BANDWIDTH_BYTES // 8, np.int64), threads)
+
+    def read(self) -> None:
+        """Read it once."""
+        workers = [Thread(target=part.sum) for part in self._parts]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+
+def memory_read_gb_s(threads: int) -> float:
+    """Best read bandwidth over a few rounds, in 10^9 bytes a second."""
+    reader = MemoryReader(threads)
+    best_s = min(_timed_s(reader.read) for _ in range(BANDWIDTH_ROUNDS))
     return BANDWIDTH_BYTES / best_s / 1e9
 
 
-def _read_once_s(parts: list[np.ndarray]) -> float:
-    workers = [Thread(target=part.sum) for part in parts]
+def _timed_s(job: Callable[[], object]) -> float:
     started = perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    job()
     return perf_counter() - started
 
 
