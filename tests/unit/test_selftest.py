@@ -95,8 +95,8 @@ def test_rehearsed_drafts_are_cut_at_every_row():
     assert drafter.propose(3).tokens == (7,)
 
 
-def test_a_cache_that_keeps_rejected_cells_is_found(monkeypatch):
-    """B1: a rollback that leaves a rejected token in place changes the answer."""
+def test_a_rollback_that_spoils_a_cell_is_found(monkeypatch):
+    """B1: a cell lost with rejected ones changes the answer."""
     session = fakes.session(eos_ids=())
     backbone = fakes.ScriptedBackbone(fakes.hashed_next(256), 256)
     backbone.spec.context_length = 4096
@@ -104,12 +104,12 @@ def test_a_cache_that_keeps_rejected_cells_is_found(monkeypatch):
     monkeypatch.setattr(selftest.Backbone, "open", lambda path, threads: backbone)
     whole = fakes.FakeCache.rollback
 
-    def keeps_one(cache, length):
-        kept = cache.cells[length] if length < cache.length else None
+    def loses_one(cache, length):
+        rejected = length < cache.length
         whole(cache, length)
-        if kept is not None and 70 <= length < 90:
-            cache.append(kept)
+        if rejected and 70 <= length < 90:
+            cache.cells[length - 1] ^= 1
 
-    monkeypatch.setattr(fakes.FakeCache, "rollback", keeps_one)
+    monkeypatch.setattr(fakes.FakeCache, "rollback", loses_one)
     report = run_selftest(session, quick=True, tokens=64)
     assert "rejections" in mismatched(report)

@@ -11,10 +11,14 @@ from drafthead._native import KvCache
 from drafthead.types import Draft
 
 
+LONGEST_DRAFT = 8
+
+
 class RehearsedDrafter:
     """Drafts a known answer: each draft is right for another number of tokens, then wrong.
 
-    The numbers of right tokens go round 0, 1 ... max_tokens, so verify passes are cut at every row.
+    Drafts have up to 8 tokens, and the number of right ones goes round 0, 1 ... 8, so verify passes
+    are cut at every row.
     D is the backbone's hidden size.
     """
 
@@ -31,9 +35,10 @@ class RehearsedDrafter:
 
     def propose(self, max_tokens: int) -> Draft:
         """As many right tokens as it is the turn of, then wrong ones up to `max_tokens`."""
-        right = self._drafts % (max_tokens + 1)
+        longest = min(max_tokens, LONGEST_DRAFT)
+        right = self._drafts % (longest + 1)
         self._drafts += 1
-        ahead = self.answer[self._done : self._done + max_tokens]
+        ahead = self.answer[self._done : self._done + longest]
         wrong = [(token + 1) % self.vocab_size for token in ahead[right:]]
         return Draft((*ahead[:right], *wrong))
 
