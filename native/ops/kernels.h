@@ -91,7 +91,9 @@ struct Kernels {
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();  // x86-64 only, like the next
+const Kernels* avx2_kernels();  // x86-64 only, like the next three
+const Kernels* avxvnni_kernels();
+const Kernels* avx512vl_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();  // AArch64 only, like the next
 const Kernels* neon_i8mm_kernels();

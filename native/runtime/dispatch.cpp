@@ -23,6 +23,8 @@ std::vector<const Kernels*> runnable() {
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     if (avx512) tables.push_back(avx512_kernels());
+    if (avx2 && __builtin_cpu_supports("avxvnni")) tables.push_back(avxvnni_kernels());
+    if (avx512) tables.push_back(avx512vl_kernels());
     if (avx2) tables.push_back(avx2_kernels());
 #elif defined(__aarch64__) && defined(__linux__)
     const bool dot_product = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

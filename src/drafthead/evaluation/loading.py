@@ -67,9 +67,10 @@ def load_here(path: Path, threads: int) -> Loading:
     backbone = Backbone.open(path, threads)
     load_ms = 1000 * (perf_counter() - started)
     loaded, mapped, peak = resident()
-    text_side = Tokenizer.from_gguf(backbone.gguf), ChatTemplate.from_gguf(backbone.gguf)
+    tokenizer = Tokenizer.from_gguf(backbone.gguf)
+    text_side = tokenizer, ChatTemplate.from_gguf(backbone.gguf, tokenizer)
     with_text, _, _ = resident()
-    del text_side
+    del tokenizer, text_side
     return Loading(
         load_ms=round(load_ms, 1),
         file_bytes=path.stat().st_size,
