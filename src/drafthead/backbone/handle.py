@@ -148,7 +148,7 @@ class Backbone:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values a cell of the cache takes."""
+        """Bytes of keys and values (f16) that a token takes, before a window's ring is full."""
         return 2 * 2 * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
 
     @cached_property
