@@ -12,6 +12,7 @@
 
 #include "models/backbone.h"
 #include "models/mtp_head.h"
+#include "models/read_spec.h"
 #include "ops/probe.h"
 #include "runtime/dispatch.h"
 #include "runtime/fp_env.h"
@@ -38,38 +39,27 @@ T* room(size_t count) {
     return new T[count > 0 ? count : 1]();
 }
 
-ModelSpec model_spec(const nb::dict& d) {
-    const auto integer = [&](const char* key) { return nb::cast<int>(d[key]); };
-    const auto number = [&](const char* key) { return nb::cast<float>(d[key]); };
-    ModelSpec s;
-    s.layers = integer("n_layers");
-    s.width = integer("d_model");
-    s.heads = integer("n_heads");
-    s.kv_heads = integer("n_kv_heads");
-    s.head_dim = integer("head_dim");
-    s.ff_width = integer("d_ff");
-    s.vocabulary = integer("vocab_size");
-    s.context = integer("context_length");
-    s.rms_eps = number("rms_eps");
-    s.tied = integer("tied_output") != 0;
-    s.rope_interleaved = integer("rope_interleaved") != 0;
-    s.rope_factors = integer("rope_factors") != 0;
-    s.gelu = integer("gelu") != 0;
-    s.qkv_bias = integer("qkv_bias") != 0;
-    s.qk_norm = integer("qk_norm") != 0;
-    s.post_norms = integer("post_norms") != 0;
-    s.embedding_scale = number("embedding_scale");
-    s.attention_scale = number("attention_scale");
-    s.attention_softcap = number("attention_softcap");
-    s.final_softcap = number("final_softcap");
-    for (const nb::handle rope : d["ropes"]) {
-        s.ropes.push_back({nb::cast<double>(rope["base"]), nb::cast<double>(rope["scale"])});
+// What ModelSpec.native() gives.
+struct SpecDict {
+    const nb::dict& d;
+
+    int integer(const char* key) const { return nb::cast<int>(d[key]); }
+    double number(const char* key) const { return nb::cast<double>(d[key]); }
+    std::vector<RopeSpec> ropes() const {
+        std::vector<RopeSpec> all;
+        for (const nb::handle rope : d["ropes"]) {
+            all.push_back({nb::cast<double>(rope["base"]), nb::cast<double>(rope["scale"])});
+        }
+        return all;
     }
-    for (const nb::handle layer : d["layers"]) {
-        s.layer_specs.push_back({nb::cast<int>(layer[0]), nb::cast<int>(layer[1])});
+    std::vector<LayerSpec> layers() const {
+        std::vector<LayerSpec> all;
+        for (const nb::handle layer : d["layers"]) {
+            all.push_back({nb::cast<int>(layer[0]), nb::cast<int>(layer[1])});
+        }
+        return all;
     }
-    return s;
-}
+};
 
 // A cache keeps its backbone alive; nothing points back. No other backbone can read it.
 struct Cache {
@@ -308,7 +298,7 @@ NB_MODULE(_native, m) {
                 if (threads < 1 || threads > 1024) {
                     throw std::invalid_argument("threads must be between 1 and 1024");
                 }
-                new (self) Backbone(model_spec(spec), threads);
+                new (self) Backbone(read_spec(SpecDict{spec}), threads);
             },
             "spec"_a, "threads"_a)
         .def(
