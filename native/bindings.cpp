@@ -7,10 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #include "models/backbone.h"
 #include "models/mtp_head.h"
+#include "ops/probe.h"
 #include "runtime/dispatch.h"
 #include "runtime/fp_env.h"
 
@@ -38,6 +40,7 @@ T* room(size_t count) {
 
 ModelSpec model_spec(const nb::dict& d) {
     const auto integer = [&](const char* key) { return nb::cast<int>(d[key]); };
+    const auto number = [&](const char* key) { return nb::cast<float>(d[key]); };
     ModelSpec s;
     s.layers = integer("n_layers");
     s.width = integer("d_model");
@@ -47,10 +50,24 @@ ModelSpec model_spec(const nb::dict& d) {
     s.ff_width = integer("d_ff");
     s.vocabulary = integer("vocab_size");
     s.context = integer("context_length");
-    s.rms_eps = nb::cast<float>(d["rms_eps"]);
-    s.rope_base = nb::cast<double>(d["rope_base"]);
-    s.rope_interleaved = integer("rope_interleaved") != 0;
+    s.rms_eps = number("rms_eps");
     s.tied = integer("tied_output") != 0;
+    s.rope_interleaved = integer("rope_interleaved") != 0;
+    s.rope_factors = integer("rope_factors") != 0;
+    s.gelu = integer("gelu") != 0;
+    s.qkv_bias = integer("qkv_bias") != 0;
+    s.qk_norm = integer("qk_norm") != 0;
+    s.post_norms = integer("post_norms") != 0;
+    s.embedding_scale = number("embedding_scale");
+    s.attention_scale = number("attention_scale");
+    s.attention_softcap = number("attention_softcap");
+    s.final_softcap = number("final_softcap");
+    for (const nb::handle rope : d["ropes"]) {
+        s.ropes.push_back({nb::cast<double>(rope["base"]), nb::cast<double>(rope["scale"])});
+    }
+    for (const nb::handle layer : d["layers"]) {
+        s.layer_specs.push_back({nb::cast<int>(layer[0]), nb::cast<int>(layer[1])});
+    }
     return s;
 }
 
@@ -67,10 +84,12 @@ struct Cache {
     }
 };
 
-void set_tensor(WeightSlots& slots, const std::string& name, int type, int rows, int columns,
-                const Vector<uint8_t>& data) {
+void set_tensor(WeightSlots& slots, Backbone& backbone, const std::string& name, int type, int rows,
+                int columns, const Vector<uint8_t>& data) {
     const nb::gil_scoped_release release;
-    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size());
+    const std::lock_guard<std::mutex> lock(backbone.turn());  // packing takes the pool
+    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size(),
+              backbone.pool());
 }
 
 nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::vector<int>& counts,
@@ -136,15 +155,29 @@ void check_layer(const Cache& cache, int layer) {
     }
 }
 
+KvType kv_type(const std::string& name) {
+    if (name == "f16") return KvType::f16;
+    if (name == "f32") return KvType::f32;
+    throw std::invalid_argument("a cache holds f16 or f32, not '" + name + "'");
+}
+
 // Half-precision buffers travel as uint16; the Python side views them as float16.
+template <int N>
+nb::object cells_view(nb::handle_t<Cache> self, void* data, std::initializer_list<size_t> shape) {
+    if (nb::cast<Cache&>(self).kv->type() == KvType::f32) {
+        return nb::cast(Array<float, N>(static_cast<float*>(data), shape, self));
+    }
+    return nb::cast(Array<uint16_t, N>(static_cast<uint16_t*>(data), shape, self))
+        .attr("view")("float16");
+}
+
 nb::object key_view(nb::handle_t<Cache> self, int layer) {
     auto& cache = nb::cast<Cache&>(self);
     check_layer(cache, layer);
     const auto heads = static_cast<size_t>(cache.kv->kv_heads());
     const auto dim = static_cast<size_t>(cache.kv->head_dim());
-    const auto blocks = static_cast<size_t>(cache.kv->cells()) / 16;
-    return nb::cast(Array<uint16_t, 4>(cache.kv->keys(layer, 0), {heads, blocks, dim, 16}, self))
-        .attr("view")("float16");
+    const auto blocks = static_cast<size_t>(cache.kv->cells(layer)) / 16;
+    return cells_view<4>(self, cache.kv->keys(layer, 0), {heads, blocks, dim, 16});
 }
 
 nb::object value_view(nb::handle_t<Cache> self, int layer) {
@@ -152,9 +185,8 @@ nb::object value_view(nb::handle_t<Cache> self, int layer) {
     check_layer(cache, layer);
     const auto heads = static_cast<size_t>(cache.kv->kv_heads());
     const auto dim = static_cast<size_t>(cache.kv->head_dim());
-    const auto cells = static_cast<size_t>(cache.kv->cells());
-    return nb::cast(Array<uint16_t, 3>(cache.kv->values(layer, 0), {heads, cells, dim}, self))
-        .attr("view")("float16");
+    const auto cells = static_cast<size_t>(cache.kv->cells(layer));
+    return cells_view<3>(self, cache.kv->values(layer, 0), {heads, cells, dim});
 }
 
 nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float>& hidden,
@@ -210,6 +242,49 @@ Array<float, 2> multiply(
     return out;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Multiply-adds a second of the integer dots alone: the arithmetic limit of a pass.
+double integer_peak(int threads) {
+    constexpr int rounds = 1 << 20;
+    ThreadPool pool(threads);
+    const Kernels& k = kernels();
+    const auto start = std::chrono::steady_clock::now();
+    pool.run([&](Team&) { k.dot_rounds(rounds); });
+    return double{rounds} * ops::probe_products * threads / seconds_since(start);
+}
+
+// Seconds of each of `repeats` products of the matrix with `rows` rows on `threads` threads.
+std::vector<double> time_products(const Matrix& self, int rows, int repeats, int threads) {
+    if (rows < 1 || repeats < 1 || threads < 1) {
+        throw std::invalid_argument("rows, repeats and threads must be at least 1");
+    }
+    const nb::gil_scoped_release release;
+    ThreadPool pool(threads);
+    Activations x;
+    x.resize(rows, self.columns);
+    for (int r = 0; r < rows; ++r) {
+        for (int i = 0; i < self.columns; ++i) x.row(r)[i] = static_cast<float>(i % 7 - 3);
+        x.quantize(kernels(), r, 0, self.columns);
+    }
+    const auto stride = static_cast<size_t>(self.tiles()) * tile_rows;
+    Aligned<float> out(static_cast<size_t>(rows) * stride);
+    std::vector<double> seconds;
+    for (int i = 0; i < repeats; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run([&](Team& team) {
+            const auto [begin, end] = team.share(self.tiles());
+            kernels().matmul[static_cast<int>(self.format)](
+                self, begin, end, x.view(), out.data() + static_cast<size_t>(begin) * tile_rows,
+                stride, false);
+        });
+        seconds.push_back(seconds_since(start));
+    }
+    return seconds;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -217,6 +292,7 @@ NB_MODULE(_native, m) {
     m.def("available_isas", &available_isas);
     m.def("active_isa", [] { return std::string(kernels().name); });
     m.def("set_isa", &set_isa, "name"_a);
+    m.def("integer_peak", &integer_peak, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Backbone>(m, "Backbone")
         .def(
@@ -232,7 +308,7 @@ NB_MODULE(_native, m) {
             "set_tensor",
             [](Backbone& self, const std::string& name, int type, int rows, int columns,
                const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), name, type, rows, columns, data);
+                set_tensor(self.slots(), self, name, type, rows, columns, data);
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &Backbone::finish)
@@ -257,26 +333,32 @@ NB_MODULE(_native, m) {
     nb::class_<Cache>(m, "KvCache")
         .def(
             "__init__",
-            [](Cache* self, std::shared_ptr<Backbone> backbone, int capacity) {
-                auto kv = backbone->new_cache(capacity);
+            [](Cache* self, std::shared_ptr<Backbone> backbone, int capacity,
+               const std::string& dtype) {
+                const KvType type = kv_type(dtype);
+                const nb::gil_scoped_release release;
+                auto kv = backbone->new_cache(capacity, type);
                 new (self) Cache{std::move(backbone), std::move(kv)};
             },
-            "backbone"_a, "capacity"_a)
+            "backbone"_a, "capacity"_a, "dtype"_a = "f16")
         .def_prop_ro("length", [](const Cache& self) { return self.kv->length(); })
         .def_prop_ro("capacity", [](const Cache& self) { return self.kv->capacity(); })
         .def_prop_ro("nbytes", [](const Cache& self) { return self.kv->bytes(); })
+        .def_prop_ro("rollback_floor", [](const Cache& self) { return self.kv->rollback_floor(); })
+        .def(
+            "cells",
+            [](const Cache& self, int layer) {
+                check_layer(self, layer);
+                return self.kv->cells(layer);
+            },
+            "layer"_a)
         .def(
             "rollback",
             [](Cache& self, int length) {
                 // Not during a pass: it has its positions already.
                 const nb::gil_scoped_release release;
                 const std::lock_guard<std::mutex> lock(self.backbone->turn());
-                if (length < 0 || length > self.kv->length()) {
-                    throw std::invalid_argument("rollback to " + std::to_string(length) +
-                                                " of a cache of length " +
-                                                std::to_string(self.kv->length()));
-                }
-                self.kv->set_length(length);
+                self.kv->rollback(length);
             },
             "length"_a)
         .def("key_view", &key_view, "layer"_a)
@@ -291,11 +373,13 @@ NB_MODULE(_native, m) {
                     data.size() != static_cast<size_t>(rows) * ggml_row_bytes(ggml_type, columns)) {
                     throw std::invalid_argument("the data does not hold rows x columns weights");
                 }
-                new (self) Matrix(pack_matrix(ggml_type, rows, columns, data.data(),
-                                              [](int row) { return row; }));
+                ThreadPool pool(1);
+                new (self) Matrix(pack_matrix(
+                    ggml_type, rows, columns, data.data(), [](int row) { return row; }, pool));
             },
             "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("multiply", &multiply, "x"_a)
+        .def("time_products", &time_products, "rows"_a, "repeats"_a, "threads"_a)
         .def("dequantize",
              [](const Matrix& self) {
                  const auto n = static_cast<size_t>(self.rows);
@@ -323,7 +407,7 @@ NB_MODULE(_native, m) {
             "set_tensor",
             [](MtpHead& self, const std::string& name, int type, int rows, int columns,
                const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), name, type, rows, columns, data);
+                set_tensor(self.slots(), self.backbone(), name, type, rows, columns, data);
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)

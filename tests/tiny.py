@@ -1,4 +1,4 @@
-"""A tiny random llama as a GGUF file, and the same model in plain float64 numpy."""
+"""A tiny random llama as a GGUF file."""
 
 from __future__ import annotations
 
@@ -103,46 +103,3 @@ def write_tiny_llama(
     writer.write_tensors_to_file()
     writer.close()
     return exact
-
-
-def reference_logits(
-    weights: dict[str, np.ndarray], spec: TinySpec, tokens: list[int]
-) -> np.ndarray:
-    """(M, V) logits in float64, written from the papers' formulas with interleaved rotary pairs.
-
-    Keys and values are rounded to half precision, as the cache holds them.
-    """
-    w = {name: values.astype(np.float64) for name, values in weights.items()}
-    positions = np.arange(len(tokens))
-
-    def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.eps) * weight
-
-    def rope(x: np.ndarray) -> np.ndarray:  # (M, heads, head_dim)
-        i = np.arange(spec.head_dim // 2)
-        angle = positions[:, None] * spec.rope_base ** (-2 * i / spec.head_dim)
-        turn = np.exp(1j * angle)[:, None, :]
-        turned = (x[..., 0::2] + 1j * x[..., 1::2]) * turn
-        out = np.empty_like(x)
-        out[..., 0::2], out[..., 1::2] = turned.real, turned.imag
-        return out
-
-    x = w["token_embd"][tokens]
-    mask = np.where(positions[None, :] > positions[:, None], -np.inf, 0)
-    for i in range(spec.layers):
-        at = f"blk.{i}."
-        y = norm(x, w[at + "attn_norm"])
-        q = rope((y @ w[at + "attn_q"].T).reshape(len(tokens), spec.heads, spec.head_dim))
-        k = rope((y @ w[at + "attn_k"].T).reshape(len(tokens), spec.kv_heads, spec.head_dim))
-        v = (y @ w[at + "attn_v"].T).reshape(len(tokens), spec.kv_heads, spec.head_dim)
-        group = spec.heads // spec.kv_heads
-        k, v = (np.repeat(x.astype(np.float16).astype(np.float64), group, 1) for x in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(spec.head_dim) + mask
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
-        attended = np.einsum("hqk,khd->qhd", p, v).reshape(len(tokens), -1)
-        x = x + attended @ w[at + "attn_output"].T
-        y = norm(x, w[at + "ffn_norm"])
-        gate = y @ w[at + "ffn_gate"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ w[at + "ffn_up"].T)) @ w[at + "ffn_down"].T
-    return norm(x, w["output_norm"]) @ w["token_embd" if spec.tied else "output"].T

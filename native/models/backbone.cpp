@@ -22,7 +22,10 @@ std::function<int(int)> split_half_rows(const ModelSpec& spec) {
     };
 }
 
-void check_spec(const ModelSpec& s) {
+// False for NaN, whichever way it is compared.
+bool within(double value, double low, double high) { return value >= low && value <= high; }
+
+bool sound_sizes(const ModelSpec& s) {
     constexpr int limit = 1 << 24;  // products of sizes stay ints, angles keep their precision
     bool sound = true;
     for (const int size : {s.layers, s.width, s.heads, s.kv_heads, s.head_dim, s.ff_width,
@@ -32,40 +35,87 @@ void check_spec(const ModelSpec& s) {
     for (const int size : {s.width, s.head_dim, s.ff_width}) {
         sound = sound && size % block_k == 0;
     }
-    sound = sound && s.head_dim <= max_head_dim && s.heads <= limit / s.head_dim &&
-            s.heads % s.kv_heads == 0 && s.rms_eps >= 0 && s.rms_eps < 1 && s.rope_base >= 1 &&
-            s.rope_base < 1e18;
-    if (!sound) throw std::invalid_argument("the model's sizes are not supported");
+    return sound && s.head_dim <= max_head_dim && s.heads <= limit / s.head_dim &&
+           s.heads % s.kv_heads == 0;
+}
+
+bool sound_choices(const ModelSpec& s) {
+    bool sound = within(s.rms_eps, 0, 1) && within(s.embedding_scale, 1e-6, 1e6) &&
+                 within(s.attention_scale, 1e-6, 1e6) && within(s.attention_softcap, 0, 1e6) &&
+                 within(s.final_softcap, 0, 1e6) && (!s.rope_factors || !s.ropes.empty());
+    for (const RopeSpec& rope : s.ropes) {
+        sound = sound && within(rope.base, 1, 1e18) && within(rope.scale, 1e-6, 1);
+    }
+    sound = sound && s.layer_specs.size() == static_cast<size_t>(s.layers);
+    for (const LayerSpec& layer : s.layer_specs) {
+        sound = sound && layer.window >= 0 && layer.rope >= -1 &&
+                layer.rope < static_cast<int>(s.ropes.size());
+    }
+    return sound;
+}
+
+void check_spec(const ModelSpec& s) {
+    if (!sound_sizes(s)) throw std::invalid_argument("the model's sizes are not supported");
+    if (!sound_choices(s)) {
+        throw std::invalid_argument("the model's scales, windows or ropes are not supported");
+    }
 }
 
 }  // namespace
 
 Backbone::Backbone(const ModelSpec& spec, int threads)
     : spec_((check_spec(spec), spec)),
-      rope_(spec.rope_base, spec.head_dim / 2, spec.context),
+      rotary_(spec),
       pool_(threads),
       layers_(static_cast<size_t>(spec.layers)) {
-    const auto order = split_half_rows(spec);
     slots_.matrix("token_embd.weight", &embedding_, spec.vocabulary, spec.width);
     slots_.vector("output_norm.weight", &final_norm_, spec.width);
     if (!spec.tied) slots_.matrix("output.weight", &output_, spec.vocabulary, spec.width);
-    for (int i = 0; i < spec.layers; ++i) {
-        DecoderLayer& layer = layers_[static_cast<size_t>(i)];
-        const std::string at = "blk." + std::to_string(i) + ".";
-        slots_.vector(at + "attn_norm.weight", &layer.attention_norm, spec.width);
-        slots_.matrix(at + "attn_q.weight", &layer.query, spec.query_width(), spec.width, order);
-        slots_.matrix(at + "attn_k.weight", &layer.key, spec.kv_width(), spec.width, order);
-        slots_.matrix(at + "attn_v.weight", &layer.value, spec.kv_width(), spec.width);
-        slots_.matrix(at + "attn_output.weight", &layer.output, spec.width, spec.query_width());
-        slots_.vector(at + "ffn_norm.weight", &layer.ff_norm, spec.width);
-        slots_.matrix(at + "ffn_gate.weight", &layer.gate, spec.ff_width, spec.width);
-        slots_.matrix(at + "ffn_up.weight", &layer.up, spec.ff_width, spec.width);
-        slots_.matrix(at + "ffn_down.weight", &layer.down, spec.width, spec.ff_width);
+    if (spec.rope_factors) {
+        slots_.vector("rope_freqs.weight", &rope_factors_, spec.head_dim / 2);
+    }
+    for (int i = 0; i < spec.layers; ++i) name_layer(i);
+}
+
+void Backbone::name_layer(int index) {
+    const ModelSpec& s = spec_;
+    DecoderLayer& layer = layers_[static_cast<size_t>(index)];
+    const std::string at = "blk." + std::to_string(index) + ".";
+    const auto order = split_half_rows(s);
+    slots_.vector(at + "attn_norm.weight", &layer.attention_norm, s.width);
+    slots_.matrix(at + "attn_q.weight", &layer.query, s.query_width(), s.width, order);
+    slots_.matrix(at + "attn_k.weight", &layer.key, s.kv_width(), s.width, order);
+    slots_.matrix(at + "attn_v.weight", &layer.value, s.kv_width(), s.width);
+    slots_.matrix(at + "attn_output.weight", &layer.output, s.width, s.query_width());
+    slots_.vector(at + "ffn_norm.weight", &layer.ff_norm, s.width);
+    slots_.matrix(at + "ffn_gate.weight", &layer.gate, s.ff_width, s.width);
+    slots_.matrix(at + "ffn_up.weight", &layer.up, s.ff_width, s.width);
+    slots_.matrix(at + "ffn_down.weight", &layer.down, s.width, s.ff_width);
+    if (s.qkv_bias) {
+        slots_.vector(at + "attn_q.bias", &layer.query_bias, s.query_width(), order);
+        slots_.vector(at + "attn_k.bias", &layer.key_bias, s.kv_width(), order);
+        slots_.vector(at + "attn_v.bias", &layer.value_bias, s.kv_width());
+    }
+    if (s.qk_norm) {
+        slots_.vector(at + "attn_q_norm.weight", &layer.query_norm, s.head_dim, order);
+        slots_.vector(at + "attn_k_norm.weight", &layer.key_norm, s.head_dim, order);
+    }
+    if (s.post_norms) {
+        slots_.vector(at + "post_attention_norm.weight", &layer.post_attention_norm, s.width);
+        slots_.vector(at + "post_ffw_norm.weight", &layer.post_ff_norm, s.width);
     }
 }
 
 void Backbone::finish() {
     slots_.require_all();
+    if (spec_.rope_factors) {
+        for (size_t i = 0; i < rope_factors_.size(); ++i) {
+            if (!within(rope_factors_.data()[i], 1, 1e6)) {
+                throw std::invalid_argument("tensor 'rope_freqs.weight' must hold 1 or more");
+            }
+        }
+        rotary_.divide_frequencies(rope_factors_.data());
+    }
     finished_ = true;
 }
 
@@ -83,18 +133,26 @@ size_t Backbone::pass_bytes() const {
     return total;
 }
 
-std::unique_ptr<KvCache> Backbone::new_cache(int capacity) const {
+std::unique_ptr<KvCache> Backbone::new_cache(int capacity, KvType type) {
     if (capacity < 1 || capacity > spec_.context) {
         throw std::invalid_argument("a cache of " + std::to_string(capacity) +
                                     " cells is not possible: the model has 1 to " +
                                     std::to_string(spec_.context) + " positions");
     }
-    return std::make_unique<KvCache>(spec_.layers, spec_.kv_heads, spec_.head_dim, capacity);
+    std::vector<int> windows;
+    for (const LayerSpec& layer : spec_.layer_specs) windows.push_back(layer.window);
+    auto cache =
+        std::make_unique<KvCache>(windows, spec_.kv_heads, spec_.head_dim, capacity, type);
+    const std::lock_guard<std::mutex> lock(turn_);
+    // A draft after the last cell has a position of its own.
+    rotary_.grow(std::min(capacity + 1, spec_.context), pool_);
+    return cache;
 }
 
 void Backbone::embed(const int32_t* tokens, int count, float* out) const {
-    for (int i = 0; i < count; ++i) {
-        dequantize_row(embedding_, tokens[i], out + static_cast<size_t>(i) * spec_.width);
+    for (int i = 0; i < count; ++i, out += spec_.width) {
+        dequantize_row(embedding_, tokens[i], out);
+        for (int j = 0; j < spec_.width; ++j) out[j] *= spec_.embedding_scale;
     }
 }
 
@@ -157,12 +215,12 @@ void Backbone::forward(const std::vector<Segment>& segments, const int32_t* toke
     final_.resize(output_count, spec_.width);
     if (level != Level::hidden) scores_.resize(output_count, spec_.vocabulary);
 
-    const PassContext pass{spec_, rope_, kernels(), places, work_};
+    const PassContext pass{spec_, rotary_, kernels(), places, work_};
     pool_.run([&](Team& team) {
         run_rows(team, tokens, pass);
         run_outputs(team, outputs, level, pass, out);
     });
-    for (const Segment& s : segments) s.cache->set_length(s.cache->length() + s.count);
+    for (const Segment& s : segments) s.cache->append(s.count);
 }
 
 void Backbone::run_rows(Team& team, const int32_t* tokens, const PassContext& pass) {
@@ -187,7 +245,7 @@ void Backbone::run_outputs(Team& team, const std::vector<int>& outputs, Level le
     }
     if (level == Level::hidden || outputs.empty()) return;
     team.barrier();
-    scores_.score(output(), nullptr, final_.view(), false, pass.kernels, team);
+    scores_.score(output(), nullptr, final_.view(), false, spec_.final_softcap, pass.kernels, team);
     team.barrier();
     for (int i = begin; i < end; ++i) {
         out.tokens[i] = scores_.best(i).index;

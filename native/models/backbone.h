@@ -39,12 +39,13 @@ public:
     void forward(const std::vector<Segment>& segments, const int32_t* tokens,
                  const std::vector<int>& outputs, Level level, const PassOutputs& out);
 
+    // Input of the first layer (scaled where the model does that) and rows of the output matrix.
     void embed(const int32_t* tokens, int count, float* out) const;        // (count, D)
     void output_rows(const int32_t* tokens, int count, float* out) const;  // (count, D)
-    std::unique_ptr<KvCache> new_cache(int capacity) const;
+    std::unique_ptr<KvCache> new_cache(int capacity, KvType type);
 
     const ModelSpec& spec() const { return spec_; }
-    const RopeTable& rope() const { return rope_; }
+    const Rotary& rotary() const { return rotary_; }
     const Matrix& embedding() const { return embedding_; }
     const Matrix& output() const { return spec_.tied ? embedding_ : output_; }
     ThreadPool& pool() { return pool_; }
@@ -54,6 +55,7 @@ public:
     size_t pass_bytes() const;
 
 private:
+    void name_layer(int index);
     int checked_rows(const std::vector<Segment>& segments, const int32_t* tokens,
                      const std::vector<int>& outputs) const;
     void run_rows(Team& team, const int32_t* tokens, const PassContext& pass);
@@ -61,11 +63,12 @@ private:
                      const PassContext& pass, const PassOutputs& out);
 
     ModelSpec spec_;
-    RopeTable rope_;
+    Rotary rotary_;
     ThreadPool pool_;
     std::mutex turn_;
     WeightSlots slots_;
     bool finished_ = false;
+    Aligned<float> rope_factors_;  // (head_dim / 2), empty without
     std::vector<DecoderLayer> layers_;
     Matrix embedding_, output_;
     Aligned<float> final_norm_;

@@ -1,19 +1,24 @@
 #include "models/decoder_layer.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstdint>
 
 namespace drafthead {
 
 size_t DecoderLayer::bytes() const {
-    size_t total = attention_norm.bytes() + ff_norm.bytes();
+    size_t total = 0;
     for (const Matrix* m : {&query, &key, &value, &output, &gate, &up, &down}) total += m->bytes();
+    for (const Aligned<float>* v : {&attention_norm, &ff_norm, &post_attention_norm, &post_ff_norm,
+                                    &query_norm, &key_norm, &query_bias, &key_bias, &value_bias}) {
+        total += v->bytes();
+    }
     return total;
 }
 
 void Workspace::resize(int rows, const ModelSpec& spec, int ff_width, int threads, int longest) {
     const auto m = static_cast<size_t>(rows);
     x.grow(m * static_cast<size_t>(spec.width));
+    if (spec.post_norms) branch.grow(m * static_cast<size_t>(spec.width));
     normed.resize(rows, spec.width);
     attended.resize(rows, spec.query_width());
     hidden.resize(rows, ff_width);
@@ -27,8 +32,8 @@ void Workspace::resize(int rows, const ModelSpec& spec, int ff_width, int thread
 }
 
 size_t Workspace::bytes() const {
-    return x.bytes() + normed.bytes() + attended.bytes() + hidden.bytes() + q.bytes() + k.bytes() +
-           v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
+    return x.bytes() + branch.bytes() + normed.bytes() + attended.bytes() + hidden.bytes() +
+           q.bytes() + k.bytes() + v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
 }
 
 void project(const Matrix& m, const Rows& rows, float* out, bool accumulate, const Kernels& kernels,
@@ -38,6 +43,14 @@ void project(const Matrix& m, const Rows& rows, float* out, bool accumulate, con
                                                static_cast<size_t>(m.rows), accumulate);
 }
 
+namespace {
+
+// to += x, one rounding an element: the same bits from any compiler and instruction set.
+void add(const float* x, int n, float* to) {
+    for (int i = 0; i < n; ++i) to[i] += x[i];
+}
+
+// normed = norm(x) for all rows, with its int8 form.
 void norm_rows(const float* weight, const PassContext& pass, Team& team) {
     const int width = pass.spec.width;
     const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()));
@@ -49,83 +62,160 @@ void norm_rows(const float* weight, const PassContext& pass, Team& team) {
     team.barrier();
 }
 
-namespace {
+// x += m . rows, or x += norm(m . rows) where the branch has a norm of its own.
+void join_branch(const Matrix& m, const Rows& rows, const Aligned<float>& post_norm,
+                 const PassContext& pass, Team& team) {
+    const bool normed = post_norm.size() > 0;
+    Workspace& w = pass.work;
+    project(m, rows, normed ? w.branch.data() : w.x.data(), !normed, pass.kernels, team);
+    team.barrier();
+    if (!normed) return;
+    const int width = pass.spec.width;
+    const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()));
+    for (int r = begin; r < end; ++r) {
+        float* branch = w.branch.data() + static_cast<size_t>(r) * width;
+        pass.kernels.rms_norm(branch, post_norm.data(), width, pass.spec.rms_eps, branch);
+        add(branch, width, w.x.data() + static_cast<size_t>(r) * width);
+    }
+    team.barrier();
+}
+
+// Consecutive rows of a pass: [begin, end).
+struct Span {
+    int begin, end;
+};
+
+// The rows from `begin` on that can be worked off together: in a ring no row may overwrite a cell
+// that an earlier one has yet to see.
+Span next_span(int begin, int kv_layer, const std::vector<RowPlace>& rows) {
+    int end = begin, first_of_cache = begin;
+    for (; end < static_cast<int>(rows.size()); ++end) {
+        const RowPlace& row = rows[static_cast<size_t>(end)];
+        if (row.cache != rows[static_cast<size_t>(first_of_cache)].cache) first_of_cache = end;
+        if (end - first_of_cache >= row.cache->rows_at_once(kv_layer)) break;
+    }
+    return {begin, end};
+}
+
+// One head of one row on its way into attention: + bias, norm, turn.
+void place_head(float* x, const Aligned<float>& bias, int bias_at, const Aligned<float>& norm,
+                Rotary::Angles angles, float scale, const PassContext& pass) {
+    const int dim = pass.spec.head_dim;
+    if (bias.size() > 0) add(bias.data() + bias_at, dim, x);
+    if (norm.size() > 0) pass.kernels.rms_norm(x, norm.data(), dim, pass.spec.rms_eps, x);
+    pass.kernels.rope(x, angles.cosines, angles.sines, dim / 2, scale);
+}
+
+void store_cell(const RowPlace& row, int kv_layer, int kv_head, const float* key,
+                const float* value, const PassContext& pass) {
+    if (row.cache->type() == KvType::f32) {
+        row.cache->store(kv_layer, kv_head, row.position, key, value);
+        return;
+    }
+    alignas(64) uint16_t key_half[max_head_dim], value_half[max_head_dim];
+    pass.kernels.to_half(key, pass.spec.head_dim, key_half);
+    pass.kernels.to_half(value, pass.spec.head_dim, value_half);
+    row.cache->store(kv_layer, kv_head, row.position, key_half, value_half);
+}
 
 // Turns queries by their position and scales them; stores keys and values in the cache.
-void place_heads(bool writes_cache, int kv_layer, const PassContext& pass, Team& team) {
+void place_heads(const DecoderLayer& layer, int kv_layer, Span rows, const PassContext& pass,
+                 Team& team) {
     const ModelSpec& s = pass.spec;
-    const int half = s.head_dim / 2;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-    const int per_row = s.heads + (writes_cache ? s.kv_heads : 0);
-    const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()) * per_row);
-    alignas(64) uint16_t cell[max_head_dim];
+    const int rope = s.layer_specs[static_cast<size_t>(kv_layer)].rope;
+    const int per_row = s.heads + (layer.key.rows > 0 ? s.kv_heads : 0);
+    const auto [begin, end] = team.share((rows.end - rows.begin) * per_row);
     for (int item = begin; item < end; ++item) {
-        const int r = item / per_row;
+        const int r = rows.begin + item / per_row;
         const int head = item % per_row;
         const RowPlace& row = pass.rows[static_cast<size_t>(r)];
-        const float* cosines = pass.rope.cosines(row.position);
-        const float* sines = pass.rope.sines(row.position);
+        const Rotary::Angles angles = pass.rotary.at(rope, row.position);
         if (head < s.heads) {
-            float* q = pass.work.q.data() + static_cast<size_t>(r) * s.query_width();
-            pass.kernels.rope(q + head * s.head_dim, cosines, sines, half, scale);
+            const int at = head * s.head_dim;
+            float* q = pass.work.q.data() + static_cast<size_t>(r) * s.query_width() + at;
+            place_head(q, layer.query_bias, at, layer.query_norm, angles, s.attention_scale, pass);
             continue;
         }
-        const int kv_head = head - s.heads;
-        const size_t at =
-            static_cast<size_t>(r) * s.kv_width() + static_cast<size_t>(kv_head) * s.head_dim;
-        pass.kernels.rope(pass.work.k.data() + at, cosines, sines, half, 1.0f);
-        pass.kernels.to_half(pass.work.k.data() + at, s.head_dim, cell);
-        row.cache->store_key(kv_layer, kv_head, row.position, cell);
-        pass.kernels.to_half(
-            pass.work.v.data() + at, s.head_dim,
-            row.cache->values(kv_layer, kv_head) + static_cast<size_t>(row.position) * s.head_dim);
+        const int at = (head - s.heads) * s.head_dim;
+        float* k = pass.work.k.data() + static_cast<size_t>(r) * s.kv_width() + at;
+        float* v = pass.work.v.data() + static_cast<size_t>(r) * s.kv_width() + at;
+        place_head(k, layer.key_bias, at, layer.key_norm, angles, 1.0f, pass);
+        if (layer.value_bias.size() > 0) add(layer.value_bias.data() + at, s.head_dim, v);
+        store_cell(row, kv_layer, head - s.heads, k, v, pass);
     }
     team.barrier();
 }
 
-// Queries in the order (key-value head, row, head of the group), so that neighbours share keys.
-void attend_rows(int kv_layer, const PassContext& pass, Team& team) {
+// Attention of items [begin, end) of a span and one key-value head. An item is a row and a query
+// head of the group, in the order (row, head), so that neighbours share keys.
+void attend_items(int kv_layer, int kv_head, int first_row, int begin, int end,
+                  const PassContext& pass, float* scores) {
     const ModelSpec& s = pass.spec;
-    const int rows = static_cast<int>(pass.rows.size());
-    const int per_kv_head = rows * s.group();
-    const auto [begin, end] = team.share(per_kv_head * s.kv_heads);
-    float* scores = pass.work.scores.data() +
-                    static_cast<size_t>(team.index) * max_queries * pass.work.score_stride;
     for (int item = begin; item < end;) {
-        const int kv_head = item / per_kv_head;
-        KvCache* cache = pass.rows[static_cast<size_t>(item % per_kv_head / s.group())].cache;
-        Attention a{cache->keys(kv_layer, kv_head),
-                    cache->values(kv_layer, kv_head),
-                    s.head_dim,
-                    0,
-                    {},
-                    {},
-                    {},
-                    scores,
-                    pass.work.score_stride};
-        int first_row[max_queries], column[max_queries];
-        for (; item < end && a.queries < max_queries && item / per_kv_head == kv_head; ++item) {
-            const int r = item % per_kv_head / s.group();
+        KvCache* cache = pass.rows[static_cast<size_t>(first_row + item / s.group())].cache;
+        Attention a{};
+        a.keys = cache->keys(kv_layer, kv_head);
+        a.values = cache->values(kv_layer, kv_head);
+        a.cells = cache->cells(kv_layer);
+        a.head_dim = s.head_dim;
+        a.softcap = s.attention_softcap;
+        a.scores = scores;
+        a.score_stride = pass.work.score_stride;
+        const int first_item = item;
+        for (; item < end && a.queries < max_queries; ++item, ++a.queries) {
+            const int r = first_row + item / s.group();
             const RowPlace& row = pass.rows[static_cast<size_t>(r)];
             if (row.cache != cache) break;
-            const int head = kv_head * s.group() + item % s.group();
-            const int i = a.queries++;
-            first_row[i] = r;
-            column[i] = head * s.head_dim;
-            a.query[i] = pass.work.q.data() + static_cast<size_t>(r) * s.query_width() + column[i];
-            a.out[i] = pass.work.attended.row(r) + column[i];
-            a.lengths[i] = row.visible;
+            const int column = (kv_head * s.group() + item % s.group()) * s.head_dim;
+            a.query[a.queries] =
+                pass.work.q.data() + static_cast<size_t>(r) * s.query_width() + column;
+            a.out[a.queries] = pass.work.attended.row(r) + column;
+            // A head layer has no cell of its own, so a window of one would leave it none.
+            a.begin[a.queries] = std::min(cache->first_seen(kv_layer, row.position), row.end - 1);
+            a.end[a.queries] = row.end;
         }
-        pass.kernels.attend(a);
-        for (int i = 0; i < a.queries; ++i) {
-            pass.work.attended.quantize(pass.kernels, first_row[i], column[i], s.head_dim);
+        pass.kernels.attend[static_cast<int>(cache->type())](a);
+        for (int i = first_item; i < item; ++i) {
+            const int column = (kv_head * s.group() + i % s.group()) * s.head_dim;
+            pass.work.attended.quantize(pass.kernels, first_row + i / s.group(), column,
+                                        s.head_dim);
+        }
+    }
+}
+
+// A few rows are shared out evenly. Of many, later ones see more cells, so each thread takes one
+// part from the front and its mirror image from the back.
+void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
+    constexpr int many = 32;
+    const ModelSpec& s = pass.spec;
+    const int items = (rows.end - rows.begin) * s.group();  // of a key-value head
+    float* scores = pass.work.scores.data() +
+                    static_cast<size_t>(team.index) * max_queries * pass.work.score_stride;
+    if (rows.end - rows.begin < many) {
+        const auto [begin, end] = team.share(items * s.kv_heads);
+        for (int item = begin; item < end;) {
+            const int head = item / items;
+            const int stop = std::min(end, (head + 1) * items);
+            attend_items(kv_layer, head, rows.begin, item - head * items, stop - head * items,
+                         pass, scores);
+            item = stop;
+        }
+    } else {
+        const int parts = 2 * team.size;
+        for (const int part : {team.index, parts - 1 - team.index}) {
+            const auto begin = static_cast<int>(int64_t{items} * part / parts);
+            const auto end = static_cast<int>(int64_t{items} * (part + 1) / parts);
+            for (int head = 0; head < s.kv_heads; ++head) {
+                attend_items(kv_layer, head, rows.begin, begin, end, pass, scores);
+            }
         }
     }
     team.barrier();
 }
 
-// hidden = silu(gate) * up with its int8 form, in pieces of 32 columns.
+// hidden = silu(gate) * up, or with gelu, and its int8 form, in pieces of 32 columns.
 void activate(int ff_width, const PassContext& pass, Team& team) {
+    const auto gated = pass.spec.gelu ? pass.kernels.geglu : pass.kernels.swiglu;
     const int pieces = ff_width / block_k;
     const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()) * pieces);
     for (int item = begin; item < end;) {
@@ -133,8 +223,8 @@ void activate(int ff_width, const PassContext& pass, Team& team) {
         const int first = item % pieces;
         const int count = std::min(end - item, pieces - first);
         const size_t at = static_cast<size_t>(r) * ff_width + static_cast<size_t>(first) * block_k;
-        pass.kernels.swiglu(pass.work.gate.data() + at, pass.work.up.data() + at, count * block_k,
-                            pass.work.hidden.row(r) + first * block_k);
+        gated(pass.work.gate.data() + at, pass.work.up.data() + at, count * block_k,
+              pass.work.hidden.row(r) + first * block_k);
         pass.work.hidden.quantize(pass.kernels, r, first * block_k, count * block_k);
         item += count;
     }
@@ -145,27 +235,26 @@ void activate(int ff_width, const PassContext& pass, Team& team) {
 
 void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass, Team& team) {
     Workspace& w = pass.work;
-    const bool writes_cache = layer.key.rows > 0;
-
     norm_rows(layer.attention_norm.data(), pass, team);
     project(layer.query, w.normed.view(), w.q.data(), false, pass.kernels, team);
-    if (writes_cache) {
+    if (layer.key.rows > 0) {
         project(layer.key, w.normed.view(), w.k.data(), false, pass.kernels, team);
         project(layer.value, w.normed.view(), w.v.data(), false, pass.kernels, team);
     }
     team.barrier();
-    place_heads(writes_cache, kv_layer, pass, team);
-    attend_rows(kv_layer, pass, team);
-    project(layer.output, w.attended.view(), w.x.data(), true, pass.kernels, team);
-    team.barrier();
+    for (Span rows{0, 0}; rows.end < static_cast<int>(pass.rows.size());) {
+        rows = next_span(rows.end, kv_layer, pass.rows);
+        place_heads(layer, kv_layer, rows, pass, team);
+        attend_rows(kv_layer, rows, pass, team);
+    }
+    join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
 
     norm_rows(layer.ff_norm.data(), pass, team);
     project(layer.gate, w.normed.view(), w.gate.data(), false, pass.kernels, team);
     project(layer.up, w.normed.view(), w.up.data(), false, pass.kernels, team);
     team.barrier();
     activate(layer.gate.rows, pass, team);
-    project(layer.down, w.hidden.view(), w.x.data(), true, pass.kernels, team);
-    team.barrier();
+    join_branch(layer.down, w.hidden.view(), layer.post_ff_norm, pass, team);
 }
 
 }  // namespace drafthead

@@ -45,6 +45,8 @@ MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, int ff_width, std::vector<i
         throw std::invalid_argument("the head's feed-forward size must be a multiple of 32");
     }
     spec_.ff_width = ff_width;
+    spec_.gelu = false;  // a head's own layers are plain: SiLU, no norm of a branch
+    spec_.post_norms = false;
     const int d = spec_.width;
     slots_.vector("embedding_norm.weight", &embedding_norm_, d);
     slots_.vector("hidden_norm.weight", &hidden_norm_, d);
@@ -107,7 +109,7 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     // Head layers have no keys and values of their own, so the cache is only read.
     const std::vector<RowPlace> rows{{const_cast<KvCache*>(&cache), n, n}};
     work_.resize(1, spec_, spec_.ff_width, backbone_->pool().size(), n);
-    const PassContext pass{spec_, backbone_->rope(), kernels(), rows, work_};
+    const PassContext pass{spec_, backbone_->rotary(), kernels(), rows, work_};
     int drafted = 0;
     backbone_->pool().run([&](Team& team) {
         int32_t last = token;
@@ -134,16 +136,14 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     return drafted;
 }
 
-void MtpHead::write_normed(const float* x, const float* weight, float* out,
-                           const PassContext& pass) {
-    pass.kernels.rms_norm(x, weight, spec_.width, spec_.rms_eps, out);
-}
-
 void MtpHead::run_step(Team& team, int32_t token, const float* state, const PassContext& pass) {
+    const auto norm = [&](const float* x, const Aligned<float>& weight, float* out) {
+        pass.kernels.rms_norm(x, weight.data(), spec_.width, spec_.rms_eps, out);
+    };
     if (team.index == 0) {
         backbone_->embed(&token, 1, embedded_.data());
-        write_normed(embedded_.data(), embedding_norm_.data(), joined_.row(0), pass);
-        write_normed(state, hidden_norm_.data(), joined_.row(0) + spec_.width, pass);
+        norm(embedded_.data(), embedding_norm_, joined_.row(0));
+        norm(state, hidden_norm_, joined_.row(0) + spec_.width);
         joined_.quantize(pass.kernels, 0, 0, 2 * spec_.width);
     }
     team.barrier();
@@ -151,12 +151,12 @@ void MtpHead::run_step(Team& team, int32_t token, const float* state, const Pass
     team.barrier();
     for (size_t i = 0; i < layers_.size(); ++i) run_layer(layers_[i], kv_layers_[i], pass, team);
     if (team.index == 0) {
-        write_normed(work_.x.data(), final_norm_.data(), state_.row(0), pass);
+        norm(work_.x.data(), final_norm_, state_.row(0));
         state_.quantize(pass.kernels, 0, 0, spec_.width);
     }
     team.barrier();
-    scores_.score(backbone_->output(), draft_tiles_.data(), state_.view(), true, pass.kernels,
-                  team);
+    scores_.score(backbone_->output(), draft_tiles_.data(), state_.view(), true,
+                  spec_.final_softcap, pass.kernels, team);
     team.barrier();
 }
 

@@ -36,13 +36,13 @@ public:
               float min_confidence, int32_t* tokens, float* confidences);
 
     const Backbone& backbone() const { return *backbone_; }
+    Backbone& backbone() { return *backbone_; }
     const std::vector<int>& kv_layers() const { return kv_layers_; }
     size_t bytes() const;       // own weights and buffers but for the score scratch of attention
     size_t step_bytes() const;  // streamed by one step: own weights and the shared output rows
 
 private:
     void run_step(Team& team, int32_t token, const float* state, const PassContext& pass);
-    void write_normed(const float* x, const float* weight, float* out, const PassContext& pass);
 
     std::shared_ptr<Backbone> backbone_;
     ModelSpec spec_;

@@ -17,7 +17,7 @@ void Scores::resize(int rows, int tokens) {
 }
 
 void Scores::score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums,
-                   const Kernels& kernels, const Team& team) {
+                   float softcap, const Kernels& kernels, const Team& team) {
     const auto matmul = kernels.matmul[static_cast<int>(m.format)];
     const int tile_count = static_cast<int>(stride_) / tile_rows;
     const auto [begin, end] = team.share(chunks_);
@@ -34,7 +34,8 @@ void Scores::score(const Matrix& m, const int* tiles, const Rows& rows, bool wit
         }
         const int count = std::min(last * tile_rows, tokens_) - first * tile_rows;
         for (int r = 0; r < rows_; ++r) {
-            const float* x = logits(r) + first * tile_rows;
+            float* x = logits(r) + first * tile_rows;
+            if (softcap > 0) kernels.softcap(softcap, count, x);
             Best b = kernels.argmax(x, count);
             const size_t at = static_cast<size_t>(r) * static_cast<size_t>(chunks_) + chunk;
             if (with_sums) sums_.data()[at] = kernels.sum_exp(x, count, b.value);

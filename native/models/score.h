@@ -19,14 +19,12 @@ public:
 
     void resize(int rows, int tokens);
 
-    // logits = m . rows and each chunk's best; this thread's share of the chunks, no barrier.
-    // tiles: which tiles of m are scored, in order, or null for all of them.
-    void score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums,
+    // logits = m . rows, capped where softcap is not 0, and each chunk's best; this thread's share
+    // of the chunks, no barrier. tiles: which tiles of m are scored, in order, or null for all.
+    void score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums, float softcap,
                const Kernels& kernels, const Team& team);
 
-    const float* logits(int row) const {
-        return logits_.data() + static_cast<size_t>(row) * stride_;
-    }
+    float* logits(int row) { return logits_.data() + static_cast<size_t>(row) * stride_; }
     // The row's best over all chunks; the index counts scored tokens. After a barrier.
     Best best(int row) const;
     // Softmax probability of the best token among those scored. Needs with_sums.

@@ -11,20 +11,24 @@ std::string shape(int rows, int columns) {
     return std::to_string(rows) + " x " + std::to_string(columns);
 }
 
+std::function<int(int)> or_as_they_lie(std::function<int(int)> order) {
+    return order ? order : [](int row) { return row; };
+}
+
 }  // namespace
 
 void WeightSlots::matrix(const std::string& name, Matrix* to, int rows, int columns,
                          std::function<int(int)> source_row) {
-    if (!source_row) source_row = [](int row) { return row; };
-    slots_[name] = {to, nullptr, rows, columns, std::move(source_row), false};
+    slots_[name] = {to, nullptr, rows, columns, or_as_they_lie(std::move(source_row)), false};
 }
 
-void WeightSlots::vector(const std::string& name, Aligned<float>* to, int size) {
-    slots_[name] = {nullptr, to, 1, size, nullptr, false};
+void WeightSlots::vector(const std::string& name, Aligned<float>* to, int size,
+                         std::function<int(int)> source_row) {
+    slots_[name] = {nullptr, to, 1, size, or_as_they_lie(std::move(source_row)), false};
 }
 
 void WeightSlots::set(const std::string& name, GgmlType type, int rows, int columns,
-                      const uint8_t* data, size_t bytes) {
+                      const uint8_t* data, size_t bytes, ThreadPool& pool) {
     const auto found = slots_.find(name);
     if (found == slots_.end())
         throw std::invalid_argument("tensor '" + name + "' has no place in this model");
@@ -40,11 +44,15 @@ void WeightSlots::set(const std::string& name, GgmlType type, int rows, int colu
                                     " bytes, expected " + std::to_string(expected));
     }
     if (slot.matrix != nullptr) {
-        *slot.matrix = pack_matrix(type, rows, columns, data, slot.source_row);
+        *slot.matrix = pack_matrix(type, rows, columns, data, slot.source_row, pool);
     } else {
         if (type != GgmlType::f32) throw std::invalid_argument("tensor '" + name + "' must be F32");
         slot.vector->reset(static_cast<size_t>(columns));
-        std::memcpy(slot.vector->data(), data, bytes);
+        for (int i = 0; i < columns; ++i) {
+            std::memcpy(slot.vector->data() + i,
+                        data + static_cast<size_t>(slot.source_row(i)) * sizeof(float),
+                        sizeof(float));
+        }
     }
     slot.filled = true;
 }

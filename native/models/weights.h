@@ -13,11 +13,14 @@ class WeightSlots {
 public:
     void matrix(const std::string& name, Matrix* to, int rows, int columns,
                 std::function<int(int)> source_row = nullptr);
-    void vector(const std::string& name, Aligned<float>* to, int size);
+    // Row r (or element r) of what is kept is source_row(r) of the file.
+    void vector(const std::string& name, Aligned<float>* to, int size,
+                std::function<int(int)> source_row = nullptr);
 
-    // Throws std::invalid_argument for an unknown, repeated, wrong-sized or unsupported tensor.
+    // Packs on every thread of the pool, which must be free. Throws std::invalid_argument for an
+    // unknown, repeated, wrong-sized or unsupported tensor.
     void set(const std::string& name, GgmlType type, int rows, int columns, const uint8_t* data,
-             size_t bytes);
+             size_t bytes, ThreadPool& pool);
     // Throws std::invalid_argument naming a slot that is still empty.
     void require_all() const;
 

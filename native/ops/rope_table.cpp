@@ -1,5 +1,8 @@
 #include "ops/rope_table.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "runtime/fp_env.h"
 
 namespace drafthead {
@@ -72,19 +75,35 @@ SineCosine sine_cosine(double angle) {  // 0 <= angle < 2^24
 
 }  // namespace
 
-RopeTable::RopeTable(double base, int half, int positions)
-    : half_(half),
-      positions_(positions),
-      cosines_(static_cast<size_t>(half) * static_cast<size_t>(positions)),
-      sines_(static_cast<size_t>(half) * static_cast<size_t>(positions)) {
+RopeTable::RopeTable(double base, double scale, int half)
+    : half_(half), frequencies_(static_cast<size_t>(half)) {
     const FloatEnvironment environment;
     const double log_base = natural_log(base);
     for (int i = 0; i < half; ++i) {
-        const double frequency = exponential(-log_base * i / half);
-        for (int p = 0; p < positions; ++p) {
-            const SineCosine v = sine_cosine(p * frequency);
-            cosines_.data()[row(p) + static_cast<size_t>(i)] = static_cast<float>(v.cosine);
-            sines_.data()[row(p) + static_cast<size_t>(i)] = static_cast<float>(v.sine);
+        frequencies_.data()[i] = exponential(-log_base * i / half) * scale;
+    }
+}
+
+void RopeTable::divide_frequencies(const float* factors) {
+    for (int i = 0; i < half_; ++i) frequencies_.data()[i] /= static_cast<double>(factors[i]);
+}
+
+void RopeTable::reserve(int positions) {
+    std::vector<Aligned<float>> more;  // kept only if there is room for all of them
+    for (int known = this->positions(); known < positions; known += block_rows) {
+        more.emplace_back(2 * static_cast<size_t>(block_rows) * static_cast<size_t>(half_));
+    }
+    blocks_.reserve(blocks_.size() + more.size());
+    std::move(more.begin(), more.end(), std::back_inserter(blocks_));
+}
+
+void RopeTable::fill(int begin, int end) {
+    for (int p = begin; p < end; ++p) {
+        float* cosine = blocks_[static_cast<size_t>(p / block_rows)].data() + offset(p);
+        for (int i = 0; i < half_; ++i) {
+            const SineCosine v = sine_cosine(p * frequencies_.data()[i]);
+            cosine[i] = static_cast<float>(v.cosine);
+            cosine[half_ + i] = static_cast<float>(v.sine);
         }
     }
 }

@@ -1,4 +1,4 @@
-// Operations along one row: norm, activation quantisation, rotary embedding, conversion, argmax.
+// Operations along one row: norm, activation quantisation, rotary embedding, gates, argmax.
 #pragma once
 
 #include "ops/kernels.h"
@@ -26,10 +26,10 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
 
 // Symmetric int8 in blocks of 32: d = max|x| / 127, q = round(x / d). n % 32 == 0.
 template <class S>
-void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t* sum) {
+void quantize(const float* x, int n, const QuantizedRow& to) {
     const auto limit = S::set1(127.0f);
     const auto zero = S::set1(0.0f);
-    for (int b = 0; b < n / block_k; ++b, x += block_k, q += block_k) {
+    for (int b = 0; b < n / block_k; ++b, x += block_k) {
         const auto low = S::load(x);
         const auto high = S::load(x + 16);
         const float largest = S::reduce_max(S::max(S::abs(low), S::abs(high)));
@@ -42,11 +42,16 @@ void quantize(const float* x, int n, int8_t* q, float* d, float* d_sum, int32_t*
         };
         const auto a = S::round(clamp(S::mul(low, inverse)));
         const auto c = S::round(clamp(S::mul(high, inverse)));
-        S::store_i8(q, a);
-        S::store_i8(q + 16, c);
-        sum[b] = S::reduce_iadd(S::iadd(a, c));
-        d[b] = largest / 127.0f + poison;
-        d_sum[b] = d[b] * static_cast<float>(sum[b]);
+        const int at = b * to.stride;
+        S::store_i8(to.q + at * block_k, a);
+        S::store_i8(to.q + at * block_k + 16, c);
+        const int32_t first = S::reduce_iadd(a);
+        const int32_t last = S::reduce_iadd(c);
+        to.minus_half[2 * at] = -first;
+        to.minus_half[2 * at + to.stride] = -last;
+        to.minus_sum[at] = -(first + last);
+        to.d[at] = largest / 127.0f + poison;
+        to.d_sum[at] = to.d[at] * static_cast<float>(first + last);
     }
 }
 
@@ -78,6 +83,30 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
         const auto sigmoid = S::div(one, S::add(one, exp<S>(S::sub(S::set1(0.0f), g))));
         S::store(out + i, S::mul(S::mul(g, sigmoid), S::load(up + i)));
     }
+}
+
+// gelu(gate) * up with gelu's tanh form (Hendrycks and Gimpel, arXiv 1606.08415, section 2);
+// n % 16 == 0.
+template <class S>
+void geglu(const float* gate, const float* up, int n, float* out) {
+    const auto zero = S::set1(0.0f);
+    const auto half = S::set1(0.5f);
+    for (int i = 0; i < n; i += 16) {
+        const auto g = S::load(gate + i);
+        // sqrt(2 / pi) (g + 0.044715 g^3); where it overflows, tanh is 1 anyway.
+        const auto cubic = S::fma(S::mul(g, g), S::set1(0.044715f), S::set1(1.0f));
+        const auto inner = S::mul(S::mul(g, S::set1(0.797884560802865356f)), cubic);
+        const auto h = S::mul(g, half);
+        const auto gelu = S::fma(h, tanh<S>(inner), S::fma(g, zero, h));
+        S::store(out + i, S::mul(gelu, S::load(up + i)));
+    }
+}
+
+// x = cap tanh(x / cap); n is rounded up to a multiple of 16.
+template <class S>
+void softcap_row(float cap, int n, float* x) {
+    const auto limit = S::set1(cap);
+    for (int i = 0; i < n; i += 16) S::store(x + i, softcap<S>(S::load(x + i), limit));
 }
 
 template <class S>

@@ -1,13 +1,19 @@
-// exp from correctly rounded operations only: the same polynomial, in the same order, on every
-// instruction set. Relative error below 2 ulp on [-87, 88]; arguments outside are clamped,
-// and so is NaN.
+// exp and tanh from correctly rounded operations only: the same polynomial, in the same order, on
+// every instruction set. Arguments outside the range are clamped, and so is NaN: a caller that may
+// meet one adds 0 x, which is NaN for NaN and infinity.
 #pragma once
 
 namespace drafthead::ops {
 
-// exp(x) = 2^n exp(r), n = round(x / ln 2), r = x - n ln 2 in two parts, |r| <= ln(2) / 2.
+// exp(x) = power (1 + rest), power = 2^n, n = round(x / ln 2); rest = exp(r) - 1, r = x - n ln 2 in
+// two parts, |r| <= ln(2) / 2. x is clamped to [-87, 88].
 template <class S>
-typename S::F exp(typename S::F x) {
+struct ExpParts {
+    typename S::F power, rest;
+};
+
+template <class S>
+ExpParts<S> exp_parts(typename S::F x) {
     x = S::min(S::max(x, S::set1(-87.0f)), S::set1(88.0f));
     const auto n = S::round(S::mul(x, S::set1(1.44269504088896341f)));
     const auto nf = S::to_float(n);
@@ -21,7 +27,29 @@ typename S::F exp(typename S::F x) {
     p = S::fma(p, r, S::set1(1.66666666666666667e-1f));
     p = S::fma(p, r, S::set1(0.5f));
     p = S::fma(p, S::mul(r, r), r);
-    return S::mul(S::add(p, S::set1(1.0f)), S::exp2i(n));
+    return {S::exp2i(n), p};
+}
+
+// Relative error below 2 ulp.
+template <class S>
+typename S::F exp(typename S::F x) {
+    const auto e = exp_parts<S>(x);
+    return S::mul(S::add(e.rest, S::set1(1.0f)), e.power);
+}
+
+// tanh(x) = e / (e + 2), e = exp(2 x) - 1: no cancellation near 0, and -1 or 1 at the ends.
+template <class S>
+typename S::F tanh(typename S::F x) {
+    const auto parts = exp_parts<S>(S::add(x, x));
+    const auto e = S::fma(parts.rest, parts.power, S::sub(parts.power, S::set1(1.0f)));
+    return S::div(e, S::add(e, S::set1(2.0f)));
+}
+
+// cap tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2); NaN where x is not finite.
+template <class S>
+typename S::F softcap(typename S::F x, typename S::F cap) {
+    const auto poison = S::mul(x, S::set1(0.0f));
+    return S::fma(cap, tanh<S>(S::div(x, cap)), poison);
 }
 
 }  // namespace drafthead::ops

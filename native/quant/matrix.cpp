@@ -5,130 +5,237 @@
 #include <stdexcept>
 #include <string>
 
+#include "quant/codes.h"
 #include "simd/half.h"
 
 namespace drafthead {
 
 namespace {
 
-Format packed_format(GgmlType type) {
-    switch (type) {
-        case GgmlType::f32: return Format::f32;
-        case GgmlType::f16: return Format::f16;
-        case GgmlType::q4_1: return Format::u4m;
-        case GgmlType::q8_0: return Format::s8;
+// Calls f with the format as a compile-time constant.
+template <class F>
+void with_integer_format(Format format, const F& f) {
+    switch (format) {
+#define DRAFTHEAD_CASE(name) \
+    case Format::name: return f.template operator()<Format::name>()
+        DRAFTHEAD_CASE(q4_0);
+        DRAFTHEAD_CASE(q4_1);
+        DRAFTHEAD_CASE(q5_0);
+        DRAFTHEAD_CASE(q5_1);
+        DRAFTHEAD_CASE(q8_0);
+        DRAFTHEAD_CASE(iq4_nl);
+        DRAFTHEAD_CASE(q4_k);
+        DRAFTHEAD_CASE(q5_k);
+        DRAFTHEAD_CASE(iq4_xs);
+        DRAFTHEAD_CASE(q2_k);
+        DRAFTHEAD_CASE(q3_k);
+        DRAFTHEAD_CASE(q6_k);
+#undef DRAFTHEAD_CASE
+        default: break;
     }
-    throw std::invalid_argument("weight type " + std::to_string(static_cast<int>(type)) +
-                                " is not supported");
 }
 
-void pack_row_u4m(const uint8_t* source, int blocks, int lane, uint8_t* tile) {
-    for (int b = 0; b < blocks; ++b, tile += tile_block_bytes(Format::u4m)) {
-        BlockQ4_1 block;
-        std::memcpy(&block, source + b * sizeof block, sizeof block);
-        const auto weight = [&](int k) { return k < 16 ? block.q[k] & 15 : block.q[k - 16] >> 4; };
-        for (int j = 0; j < 4; ++j) {
-            for (int i = 0; i < 4; ++i) {
-                const int k = 8 * j + i;
-                tile[64 * j + 4 * lane + i] =
-                    static_cast<uint8_t>(weight(k) | (weight(k + 4) << 4));
+// Block b of a tile: codes, its own scales, and the f16 scales, which may be those of its 256.
+template <Format f>
+struct TileBlock {
+    TileBlock(uint8_t* tile, int b)
+        : codes(tile + block_offset(f, b)),
+          scales(codes + code_bytes(f)),
+          halves(is_k_quant(f) ? tile + static_cast<size_t>(b / 8) * super_bytes(f) : scales) {}
+    uint8_t *codes, *scales, *halves;
+};
+
+// Four weights k = 4 j .. 4 j + 3 at a time: a word of the lane in each plane.
+template <Format f>
+void put_codes(const uint8_t* q, int lane, uint8_t* block) {
+    uint32_t w[8];
+    std::memcpy(w, q, sizeof w);
+    const auto put = [&](size_t at, uint32_t word) {
+        std::memcpy(block + at + 4 * static_cast<size_t>(lane), &word, 4);
+    };
+    constexpr int low = low_bits(f);
+    if constexpr (low == 8) {
+        for (size_t j = 0; j < 8; ++j) put(64 * j, w[j]);
+    } else if constexpr (low == 4) {
+        constexpr uint32_t mask = 0x0f0f0f0f;
+        for (size_t i = 0; i < 4; ++i) {
+            put(64 * i, (w[2 * i] & mask) | ((w[2 * i + 1] & mask) << 4));
+        }
+    } else {
+        constexpr uint32_t mask = 0x03030303;
+        for (size_t i = 0; i < 2; ++i) {
+            uint32_t word = 0;
+            for (size_t j = 0; j < 4; ++j) word |= (w[4 * i + j] & mask) << (2 * j);
+            put(64 * i, word);
+        }
+    }
+    if constexpr (high_bits(f) == 1) {
+        uint32_t word = 0;
+        for (size_t j = 0; j < 8; ++j) word |= ((w[j] >> low) & 0x01010101) << j;
+        put(low_plane_bytes(f), word);
+    } else if constexpr (high_bits(f) == 2) {
+        for (size_t i = 0; i < 2; ++i) {
+            uint32_t word = 0;
+            for (size_t j = 0; j < 4; ++j) word |= ((w[4 * i + j] >> low) & 0x03030303) << (2 * j);
+            put(low_plane_bytes(f) + 64 * i, word);
+        }
+    }
+}
+
+template <Format f>
+void get_codes(const uint8_t* block, int lane, uint8_t* q) {
+    const auto byte = [&](size_t at, int k) {
+        return block[at + 4 * static_cast<size_t>(lane) + static_cast<size_t>(k % 4)];
+    };
+    for (int k = 0; k < block_k; ++k) {
+        const int j = k / 4;
+        int code;
+        if constexpr (low_bits(f) == 8) {
+            code = byte(static_cast<size_t>(64 * j), k);
+        } else if constexpr (low_bits(f) == 4) {
+            code = (byte(static_cast<size_t>(64 * (j / 2)), k) >> (4 * (j % 2))) & 15;
+        } else {
+            code = (byte(static_cast<size_t>(64 * (j / 4)), k) >> (2 * (j % 4))) & 3;
+        }
+        constexpr size_t high = low_plane_bytes(f);
+        if constexpr (high_bits(f) == 1) code |= ((byte(high, k) >> j) & 1) << low_bits(f);
+        if constexpr (high_bits(f) == 2) {
+            code |= ((byte(high + static_cast<size_t>(64 * (j / 4)), k) >> (2 * (j % 4))) & 3)
+                    << low_bits(f);
+        }
+        q[k] = static_cast<uint8_t>(code);
+    }
+}
+
+void put_half(uint8_t* lanes, int lane, uint16_t bits) { std::memcpy(lanes + 2 * lane, &bits, 2); }
+
+float half_at(const uint8_t* lanes, int lane) {
+    uint16_t bits;
+    std::memcpy(&bits, lanes + 2 * lane, 2);
+    return half_to_float(bits);
+}
+
+template <Format f>
+void pack_row(const uint8_t* source, int columns, int lane, uint8_t* tile) {
+    for (int b = 0; b < columns / block_k; ++b) {
+        const Codes c = read_codes<f>(source, b);
+        const TileBlock<f> to(tile, b);
+        put_codes<f>(c.q, lane, to.codes);
+        put_half(to.halves, lane, c.d);
+        if constexpr (has_minimum(f)) put_half(to.halves + 32, lane, c.minimum);
+        if constexpr (f == Format::q2_k) {
+            for (int h = 0; h < 2; ++h) {
+                to.scales[16 * h + lane] =
+                    static_cast<uint8_t>(c.scale[h] | (c.sub_minimum[h] << 4));
+            }
+        } else if constexpr (has_halves(f)) {
+            for (int h = 0; h < 2; ++h) to.scales[16 * h + lane] = static_cast<uint8_t>(c.scale[h]);
+        } else if constexpr (is_k_quant(f)) {
+            to.scales[lane] = static_cast<uint8_t>(c.scale[0]);
+            if constexpr (has_minimum(f)) to.scales[16 + lane] = c.sub_minimum[0];
+        }
+    }
+}
+
+template <Format f>
+void unpack_row(const Matrix& m, int row, float* out) {
+    auto* tile = const_cast<uint8_t*>(m.tile(row / tile_rows));  // only read
+    const int lane = row % tile_rows;
+    for (int b = 0; b < m.columns / block_k; ++b, out += block_k) {
+        uint8_t q[block_k];
+        const TileBlock<f> from(tile, b);
+        get_codes<f>(from.codes, lane, q);
+        const float d = half_at(from.halves, lane);
+        const float minimum = has_minimum(f) ? half_at(from.halves + 32, lane) : 0.0f;
+        for (int k = 0; k < block_k; ++k) {
+            const uint8_t sub = from.scales[(has_halves(f) ? 16 * (k / 16) : 0) + lane];
+            if constexpr (f == Format::q4_1 || f == Format::q5_1) {
+                out[k] = d * static_cast<float>(q[k]) + minimum;
+            } else if constexpr (f == Format::q4_k || f == Format::q5_k) {
+                out[k] = d * static_cast<float>(sub) * static_cast<float>(q[k]) -
+                         minimum * static_cast<float>(from.scales[16 + lane]);
+            } else if constexpr (f == Format::q2_k) {
+                out[k] = d * static_cast<float>(sub & 15) * static_cast<float>(q[k]) -
+                         minimum * static_cast<float>(sub >> 4);
+            } else {
+                const bool table = f == Format::iq4_nl || f == Format::iq4_xs;
+                const int code = table ? iq4_table[q[k]] : q[k];
+                const float scale =
+                    is_k_quant(f) ? d * static_cast<float>(static_cast<int8_t>(sub)) : d;
+                out[k] = scale * static_cast<float>(code - (1 << zero_shift(f)));
             }
         }
-        std::memcpy(tile + 256 + 2 * lane, &block.d, 2);
-        std::memcpy(tile + 288 + 2 * lane, &block.m, 2);
-    }
-}
-
-void pack_row_s8(const uint8_t* source, int blocks, int lane, uint8_t* tile) {
-    for (int b = 0; b < blocks; ++b, tile += tile_block_bytes(Format::s8)) {
-        BlockQ8_0 block;
-        std::memcpy(&block, source + b * sizeof block, sizeof block);
-        for (int k = 0; k < block_k; ++k) {
-            tile[64 * (k / 4) + 4 * lane + k % 4] = static_cast<uint8_t>(block.q[k] + 128);
-        }
-        std::memcpy(tile + 512 + 2 * lane, &block.d, 2);
     }
 }
 
 void pack_row_plain(const uint8_t* source, int columns, size_t item, int lane, uint8_t* tile) {
     for (int k = 0; k < columns; ++k) {
-        std::memcpy(tile + (static_cast<size_t>(k) * tile_rows + lane) * item, source + k * item,
-                    item);
+        std::memcpy(tile + (static_cast<size_t>(k) * tile_rows + static_cast<size_t>(lane)) * item,
+                    source + static_cast<size_t>(k) * item, item);
     }
 }
 
-float half_at(const uint8_t* p) {
-    uint16_t h;
-    std::memcpy(&h, p, 2);
-    return half_to_float(h);
+void unpack_row_plain(const Matrix& m, int row, float* out) {
+    const uint8_t* tile = m.tile(row / tile_rows);
+    const int lane = row % tile_rows;
+    for (int k = 0; k < m.columns; ++k, tile += column_bytes(m.format)) {
+        if (m.format == Format::f32) {
+            std::memcpy(out + k, tile + 4 * lane, 4);
+        } else if (m.format == Format::f16) {
+            out[k] = half_at(tile, lane);
+        } else {
+            uint32_t bits = 0;
+            std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, tile + 2 * lane, 2);
+            std::memcpy(out + k, &bits, 4);
+        }
+    }
 }
 
 }  // namespace
 
 size_t ggml_row_bytes(GgmlType type, int columns) {
-    const auto n = static_cast<size_t>(columns);
-    switch (type) {
-        case GgmlType::f32: return n * 4;
-        case GgmlType::f16: return n * 2;
-        case GgmlType::q4_1: return n / block_k * sizeof(BlockQ4_1);
-        case GgmlType::q8_0: return n / block_k * sizeof(BlockQ8_0);
-    }
-    throw std::invalid_argument("weight type " + std::to_string(static_cast<int>(type)) +
-                                " is not supported");
+    const TypeInfo info = type_info(type);
+    return static_cast<size_t>(columns) / info.weights * info.bytes;
 }
 
 Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data,
-                   const std::function<int(int)>& source_row) {
-    Matrix m;
-    m.format = packed_format(type);
-    if (rows <= 0 || columns <= 0 || columns % block_k != 0) {
-        throw std::invalid_argument("a weight matrix of " + std::to_string(rows) + " x " +
-                                    std::to_string(columns) +
-                                    " cannot be packed: columns must be a multiple of 32");
+                   const std::function<int(int)>& source_row, ThreadPool& pool) {
+    const TypeInfo info = type_info(type);
+    const int multiple = info.weights > block_k ? static_cast<int>(info.weights) : block_k;
+    if (rows <= 0 || columns <= 0 || columns % multiple != 0) {
+        throw std::invalid_argument(
+            "a weight matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
+            " cannot be packed: columns must be a multiple of " + std::to_string(multiple));
     }
+    Matrix m;
+    m.format = info.format;
     m.rows = rows;
     m.columns = columns;
-    const int blocks = tile_blocks(m.format, columns);
-    m.tile_bytes = static_cast<size_t>(blocks) * tile_block_bytes(m.format);
+    m.tile_bytes = tile_bytes(m.format, columns);
     m.data.reset(m.tile_bytes * static_cast<size_t>(m.tiles()));
     const size_t row_bytes = ggml_row_bytes(type, columns);
-    for (int row = 0; row < rows; ++row) {
-        const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
-        uint8_t* tile = m.data.data() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
-        const int lane = row % tile_rows;
-        switch (m.format) {
-            case Format::u4m: pack_row_u4m(source, blocks, lane, tile); break;
-            case Format::s8: pack_row_s8(source, blocks, lane, tile); break;
-            case Format::f16: pack_row_plain(source, columns, 2, lane, tile); break;
-            case Format::f32: pack_row_plain(source, columns, 4, lane, tile); break;
+    pool.run([&](Team& team) {
+        const auto [begin, end] = team.share(m.tiles());
+        for (int row = begin * tile_rows; row < std::min(end * tile_rows, rows); ++row) {
+            const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
+            uint8_t* tile = m.data.data() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
+            const int lane = row % tile_rows;
+            if (is_integer(m.format)) {
+                with_integer_format(m.format,
+                                    [&]<Format f>() { pack_row<f>(source, columns, lane, tile); });
+            } else {
+                pack_row_plain(source, columns, info.bytes, lane, tile);
+            }
         }
-    }
+    });
     return m;
 }
 
 void dequantize_row(const Matrix& m, int row, float* out) {
-    const uint8_t* tile = m.tile(row / tile_rows);
-    const int lane = row % tile_rows;
-    const size_t step = tile_block_bytes(m.format);
-    for (int b = 0; b < tile_blocks(m.format, m.columns); ++b, tile += step) {
-        switch (m.format) {
-            case Format::u4m:
-                for (int k = 0; k < block_k; ++k) {
-                    const uint8_t byte = tile[64 * (k / 8) + 4 * lane + k % 4];
-                    const int q = (k / 4) % 2 == 0 ? byte & 15 : byte >> 4;
-                    out[b * block_k + k] = half_at(tile + 256 + 2 * lane) * static_cast<float>(q) +
-                                           half_at(tile + 288 + 2 * lane);
-                }
-                break;
-            case Format::s8:
-                for (int k = 0; k < block_k; ++k) {
-                    const int q = tile[64 * (k / 4) + 4 * lane + k % 4] - 128;
-                    out[b * block_k + k] = half_at(tile + 512 + 2 * lane) * static_cast<float>(q);
-                }
-                break;
-            case Format::f16: out[b] = half_at(tile + 2 * lane); break;
-            case Format::f32: std::memcpy(out + b, tile + 4 * lane, 4); break;
-        }
+    if (is_integer(m.format)) {
+        with_integer_format(m.format, [&]<Format f>() { unpack_row<f>(m, row, out); });
+    } else {
+        unpack_row_plain(m, row, out);
     }
 }
 

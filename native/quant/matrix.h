@@ -7,6 +7,7 @@
 
 #include "quant/formats.h"
 #include "runtime/aligned.h"
+#include "runtime/thread_pool.h"
 
 namespace drafthead {
 
@@ -18,18 +19,21 @@ struct Matrix {
     Aligned<uint8_t> data;
 
     int tiles() const { return (rows + tile_rows - 1) / tile_rows; }
-    const uint8_t* tile(int index) const { return data.data() + index * tile_bytes; }
+    const uint8_t* tile(int index) const {
+        return data.data() + static_cast<size_t>(index) * tile_bytes;
+    }
     size_t bytes() const { return data.bytes(); }
 };
 
 size_t ggml_row_bytes(GgmlType type, int columns);
 
-// Packs `rows` x `columns` weights of a GGUF tensor. Packed row r takes the file's row
-// source_row(r). Throws std::invalid_argument where the type or a size is not supported.
+// Packs `rows` x `columns` weights of a GGUF tensor on every thread of the pool. Packed row r takes
+// the file's row source_row(r). Throws std::invalid_argument where the type or a size is not
+// supported.
 Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data,
-                   const std::function<int(int)>& source_row);
+                   const std::function<int(int)>& source_row, ThreadPool& pool);
 
-// The reference dequantisation of one packed row: columns floats.
+// The reference dequantisation of one packed row: columns floats, the bits of ggml's own.
 void dequantize_row(const Matrix& matrix, int row, float* out);
 
 }  // namespace drafthead

@@ -51,6 +51,13 @@ struct Avx2 {
         const auto* q = reinterpret_cast<const __m128i*>(p);
         return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
     }
+    static F load_bf16(const uint16_t* p) {
+        const auto* q = reinterpret_cast<const __m128i*>(p);
+        const auto widen = [](__m128i v) {
+            return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+        };
+        return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
+    }
     static void store_f16(uint16_t* p, F v) {
         constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         auto* q = reinterpret_cast<__m128i*>(p);
@@ -65,6 +72,31 @@ struct Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.hi, bias), 23))};
     }
     static I izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+    static I iset1(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+    static I imul(I a, I b) {
+        return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
+    }
+    template <int n>
+    static I shift_left(I a) {
+        return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
+    }
+    static I load_i8(const int8_t* p) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))};
+    }
+    static I load_u8(const uint8_t* p) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
+    }
+    static I load_u4(const uint8_t* p) {
+        const I v = load_u8(p);
+        const __m256i mask = _mm256_set1_epi32(15);
+        return {_mm256_and_si256(v.lo, mask), _mm256_and_si256(v.hi, mask)};
+    }
+    static I load_high_u4(const uint8_t* p) {
+        const I v = load_u8(p);
+        return {_mm256_srli_epi32(v.lo, 4), _mm256_srli_epi32(v.hi, 4)};
+    }
     static I iadd(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
     static void store_i8(int8_t* p, I a) {
         const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0b11011000);
@@ -97,28 +129,37 @@ struct Avx2 {
         const auto* q = reinterpret_cast<const __m256i*>(p);
         return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
     }
-    static Bytes low_nibbles(Bytes a) {
-        const __m256i mask = _mm256_set1_epi8(15);
-        return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)};
+    template <int shift, int mask>
+    static __m256i field(__m256i a) {
+        if constexpr (shift > 0) a = _mm256_srli_epi16(a, shift);
+        if constexpr (shift < 0) a = _mm256_slli_epi16(a, -shift);
+        return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask)));
     }
-    static Bytes high_nibbles(Bytes a) {
-        const __m256i mask = _mm256_set1_epi8(15);
-        return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask),
-                _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
+    template <int shift, int mask>
+    static Bytes field(Bytes a) {
+        return {field<shift, mask>(a.lo), field<shift, mask>(a.hi)};
+    }
+    static Bytes bor(Bytes a, Bytes b) {
+        return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+    }
+    static Bytes lookup(const uint8_t* table, Bytes index) {
+        const __m256i t =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+        return {_mm256_shuffle_epi8(t, index.lo), _mm256_shuffle_epi8(t, index.hi)};
     }
     static __m256i four(const int8_t* x) {
         int32_t v;
         std::memcpy(&v, x, 4);
         return _mm256_set1_epi32(v);
     }
-    // Pair sums stay below 2 * 15 * 127, so the 16-bit step never saturates.
-    static __m256i dot_u4(__m256i acc, __m256i w, __m256i x) {
+    // A pair sum is at most 2 * 127 * 127 = 32,258, so the 16-bit step never saturates.
+    static __m256i dot_u7(__m256i acc, __m256i w, __m256i x) {
         const __m256i pairs = _mm256_maddubs_epi16(w, x);
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    static I dot_u4(I acc, Bytes w, const int8_t* x) {
+    static I dot_u7(I acc, Bytes w, const int8_t* x) {
         const __m256i v = four(x);
-        return {dot_u4(acc.lo, w.lo, v), dot_u4(acc.hi, w.hi, v)};
+        return {dot_u7(acc.lo, w.lo, v), dot_u7(acc.hi, w.hi, v)};
     }
     // |w| <= 128 and |x| <= 127: a pair sum is at most 32,512 and never saturates.
     static __m256i dot_w8(__m256i acc, __m256i w, __m256i x) {

@@ -34,6 +34,10 @@ struct Avx512 {
     static F load_f16(const uint16_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    static F load_bf16(const uint16_t* p) {
+        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+    }
     static void store_f16(uint16_t* p, F v) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                             _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -45,6 +49,22 @@ struct Avx512 {
             _mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
     }
     static I izero() { return _mm512_setzero_si512(); }
+    static I iset1(int32_t v) { return _mm512_set1_epi32(v); }
+    static I imul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+    template <int n>
+    static I shift_left(I a) {
+        return _mm512_slli_epi32(a, n);
+    }
+    static I load_i8(const int8_t* p) {
+        return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static I load_u4(const uint8_t* p) {
+        return _mm512_and_si512(load_u8(p), _mm512_set1_epi32(15));
+    }
+    static I load_high_u4(const uint8_t* p) { return _mm512_srli_epi32(load_u8(p), 4); }
+    static I load_u8(const uint8_t* p) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
     static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
     static void store_i8(int8_t* p, I a) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
@@ -65,20 +85,27 @@ struct Avx512 {
     }
 
     static Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
-    static Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-    static Bytes high_nibbles(Bytes a) {
-        return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15));
+    template <int shift, int mask>
+    static Bytes field(Bytes a) {
+        if constexpr (shift > 0) a = _mm512_srli_epi16(a, shift);
+        if constexpr (shift < 0) a = _mm512_slli_epi16(a, -shift);
+        return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask)));
+    }
+    static Bytes bor(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+    static Bytes lookup(const uint8_t* table, Bytes index) {
+        const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
     }
     static I four(const int8_t* x) {
         int32_t v;
         std::memcpy(&v, x, 4);
         return _mm512_set1_epi32(v);
     }
-    static I dot_u4(I acc, Bytes w, const int8_t* x) {
+    static I dot_u7(I acc, Bytes w, const int8_t* x) {
         return _mm512_dpbusd_epi32(acc, w, four(x));
     }
     // The weights carry an offset of 128, so the sum starts at minus 128 times the activations.
-    static I start_w8(int32_t activation_sum) { return _mm512_set1_epi32(-128 * activation_sum); }
+    static I start_w8(int32_t minus_sum) { return shift_left<7>(iset1(minus_sum)); }
     static I dot_w8(I acc, Bytes w, const int8_t* x) {
         return _mm512_dpbusd_epi32(acc, w, four(x));
     }

@@ -30,6 +30,12 @@ struct Scalar {
         for (int i = 0; i < 16; ++i) r.lane[i] = op(i);
         return r;
     }
+    template <class Op>
+    static I imap(Op op) {
+        I r;
+        for (int i = 0; i < 16; ++i) r.lane[i] = op(i);
+        return r;
+    }
     static F set1(float v) {
         return map([&](int) { return v; });
     }
@@ -72,6 +78,14 @@ struct Scalar {
     static F load_f16(const uint16_t* p) {
         return map([&](int i) { return half_to_float(p[i]); });
     }
+    static F load_bf16(const uint16_t* p) {
+        return map([&](int i) {
+            const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+            float v;
+            std::memcpy(&v, &bits, 4);
+            return v;
+        });
+    }
     static void store_f16(uint16_t* p, const F& v) {
         for (int i = 0; i < 16; ++i) p[i] = float_to_half(v.lane[i]);
     }
@@ -97,10 +111,28 @@ struct Scalar {
         return r;
     }
     static I izero() { return I{}; }
+    static I iset1(int32_t v) {
+        return imap([&](int) { return v; });
+    }
     static I iadd(const I& a, const I& b) {
-        I r;
-        for (int i = 0; i < 16; ++i) r.lane[i] = a.lane[i] + b.lane[i];
-        return r;
+        return imap([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static I imul(const I& a, const I& b) {
+        return imap([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    template <int n>
+    static I shift_left(const I& a) {
+        return imap([&](int i) { return a.lane[i] * (1 << n); });
+    }
+    static I load_i8(const int8_t* p) {
+        return imap([&](int i) { return p[i]; });
+    }
+    // the low and the high nibbles of 16 bytes
+    static I load_u4(const uint8_t* p) {
+        return imap([&](int i) { return p[i] & 15; });
+    }
+    static I load_high_u4(const uint8_t* p) {
+        return imap([&](int i) { return p[i] >> 4; });
     }
     static void store_i8(int8_t* p, const I& a) {
         for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.lane[i]);
@@ -132,18 +164,29 @@ struct Scalar {
         std::memcpy(r.byte, p, 64);
         return r;
     }
-    static Bytes low_nibbles(const Bytes& a) {
+    // (a >> shift) & mask of every byte; a negative shift goes left
+    template <int shift, int mask>
+    static Bytes field(const Bytes& a) {
         Bytes r;
-        for (int i = 0; i < 64; ++i) r.byte[i] = a.byte[i] & 15;
+        for (int i = 0; i < 64; ++i) {
+            const int v = shift >= 0 ? a.byte[i] >> (shift & 7) : a.byte[i] << (-shift & 7);
+            r.byte[i] = static_cast<uint8_t>(v & mask);
+        }
         return r;
     }
-    static Bytes high_nibbles(const Bytes& a) {
+    static Bytes bor(const Bytes& a, const Bytes& b) {
         Bytes r;
-        for (int i = 0; i < 64; ++i) r.byte[i] = a.byte[i] >> 4;
+        for (int i = 0; i < 64; ++i) r.byte[i] = a.byte[i] | b.byte[i];
         return r;
     }
-    // acc[lane] += sum of four weights (unsigned, at most 15) times four activations (int8 at x)
-    static I dot_u4(const I& acc, const Bytes& w, const int8_t* x) {
+    // table[index] of every byte; 16 entries
+    static Bytes lookup(const uint8_t* table, const Bytes& index) {
+        Bytes r;
+        for (int i = 0; i < 64; ++i) r.byte[i] = table[index.byte[i]];
+        return r;
+    }
+    // acc[lane] += sum of four weights (unsigned, at most 127) times four activations (int8 at x)
+    static I dot_u7(const I& acc, const Bytes& w, const int8_t* x) {
         I r;
         for (int i = 0; i < 16; ++i) {
             int32_t s = acc.lane[i];
@@ -154,7 +197,7 @@ struct Scalar {
     }
     // The same for 8-bit weights, stored with 128 added. start_w8 is the accumulator that makes the
     // sum come out signed; instruction sets that undo the offset per weight start from zero.
-    static I start_w8(int32_t) { return I{}; }
+    static I start_w8(int32_t /*minus_sum*/) { return I{}; }
     static I dot_w8(const I& acc, const Bytes& w, const int8_t* x) {
         I r;
         for (int i = 0; i < 16; ++i) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "scalar"]
 def active_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
+def integer_peak(threads: int) -> float: ...  # multiply-adds a second, integer dots alone
 
 class Backbone:
-    def __init__(self, spec: Mapping[str, int | float], threads: int) -> None: ...
+    # The keys of ModelSpec.native().
+    def __init__(self, spec: Mapping[str, object], threads: int) -> None: ...
     def set_tensor(
         self, name: str, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
     ) -> None: ...
@@ -34,22 +37,32 @@ class Backbone:
     def pass_bytes(self) -> int: ...  # weights streamed by a one-row pass
 
 class KvCache:
-    def __init__(self, backbone: Backbone, capacity: int) -> None: ...
+    def __init__(
+        self, backbone: Backbone, capacity: int, dtype: Literal["f16", "f32"] = "f16"
+    ) -> None: ...
     @property
     def length(self) -> int: ...
     @property
     def capacity(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    def rollback(self, length: int) -> None: ...
-    def key_view(self, layer: int) -> NDArray[np.float16]: ...  # (kv_heads, blocks, head_dim, 16)
-    def value_view(self, layer: int) -> NDArray[np.float16]: ...  # (kv_heads, cells, head_dim)
+    @property
+    def rollback_floor(self) -> int: ...  # the smallest length, beside 0, that rollback can reach
+    def rollback(self, length: int) -> None: ...  # ValueError below the floor
+    # A layer with a sliding window keeps a ring: position p lies in cell p % cells(layer). The
+    # views show cells of the cache's type, float16 or float32.
+    def cells(self, layer: int) -> int: ...
+    def key_view(self, layer: int) -> NDArray[Any]: ...  # (kv_heads, cells / 16, head_dim, 16)
+    def value_view(self, layer: int) -> NDArray[Any]: ...  # (kv_heads, cells, head_dim)
 
 class Matrix:
     def __init__(
         self, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
     ) -> None: ...
     def multiply(self, x: NDArray[np.float32]) -> NDArray[np.float32]: ...  # (M, K) -> (M, N)
+    def time_products(
+        self, rows: int, repeats: int, threads: int
+    ) -> list[float]: ...  # seconds of each product
     def dequantize(self) -> NDArray[np.float32]: ...  # (N, K)
     @property
     def nbytes(self) -> int: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -9,7 +11,12 @@ from gguf import GGMLQuantizationType as Type
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
+from drafthead.gguf.model import Layer
+from tests.reference import softcap
 from tests.tiny import TinySpec, random_weights, write_tiny_llama
+from tests.windowed import build as choice_model
+from tests.windowed import random_weights as random_choices
+from tests.windowed import with_window
 
 SPEC = TinySpec()
 D, FF, QUERY = SPEC.width, 128, SPEC.heads * SPEC.head_dim
@@ -48,9 +55,12 @@ def head_weights(seed: int = 2) -> dict[str, np.ndarray]:
 
 
 def build(
-    backbone: Backbone, weights: dict[str, np.ndarray], ids: np.ndarray = DRAFT_IDS
+    backbone: Backbone,
+    weights: dict[str, np.ndarray],
+    ids: np.ndarray = DRAFT_IDS,
+    kv_layers: list[int] = KV_LAYERS,
 ) -> _native.MtpHead:
-    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids.astype(np.int32))
+    head = _native.MtpHead(backbone.native, {"d_ff": FF}, kv_layers, ids.astype(np.int32))
     for name, values in weights.items():
         kind = Type.F32 if values.ndim == 1 else Type.Q8_0
         data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
@@ -66,7 +76,7 @@ def prefilled(backbone: Backbone, tokens: list[int]):
     return cache, result.hidden[-1], int(result.tokens[-1])
 
 
-def reference_steps(backbone, weights, cache, token, hidden, steps):
+def reference_steps(backbone, weights, cache, token, hidden, steps, kv_layers=KV_LAYERS):
     """The head's formulas in float64, with Q8_0 weights and no rounding of activations."""
     w = {
         name: v.astype(np.float64)
@@ -74,8 +84,7 @@ def reference_steps(backbone, weights, cache, token, hidden, steps):
         else gguf.dequantize(gguf.quantize(v, Type.Q8_0), Type.Q8_0).reshape(v.shape)
         for name, v in weights.items()
     }
-    n, half = cache.length, SPEC.head_dim // 2
-    angle = n * SPEC.rope_base ** (-2 * np.arange(half) / SPEC.head_dim)
+    n, spec, half = cache.length, backbone.spec, SPEC.head_dim // 2
     rows = backbone.native.output_rows(DRAFT_IDS.astype(np.int32)).astype(np.float64)
 
     def norm(x, name):
@@ -86,22 +95,28 @@ def reference_steps(backbone, weights, cache, token, hidden, steps):
         embedded = backbone.native.embed(np.array([token], np.int32))[0].astype(np.float64)
         joined = [norm(embedded, "embedding_norm.weight"), norm(state, "hidden_norm.weight")]
         x = w["pre_projection.weight"] @ np.concatenate(joined)
-        for i, layer in enumerate(KV_LAYERS):
+        for i, layer in enumerate(kv_layers):
             at = f"model.layers.{i}."
             q = (
                 w[at + "self_attn.q_proj.weight"] @ norm(x, at + "input_layernorm.weight")
             ).reshape(SPEC.heads, SPEC.head_dim)
+            window, rope = spec.layers[layer]
+            angle = 0 * np.arange(half)
+            if rope >= 0:
+                base, scale = spec.ropes[rope]
+                angle = n * scale * base ** (-2 * np.arange(half) / SPEC.head_dim)
             a, b = q[:, :half], q[:, half:]
             q = np.concatenate(
                 [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], 1
             )
+            seen = np.arange(max(0, n + 1 - window) if window else 0, n) % cache.cells(layer)
             blocks = cache.key_view(layer).astype(np.float64)
-            k = blocks.transpose(0, 1, 3, 2).reshape(SPEC.kv_heads, -1, SPEC.head_dim)[:, :n]
-            v = cache.value_view(layer).astype(np.float64)[:, :n]
+            k = blocks.transpose(0, 1, 3, 2).reshape(SPEC.kv_heads, -1, SPEC.head_dim)[:, seen]
+            v = cache.value_view(layer).astype(np.float64)[:, seen]
             out = []
             for h in range(SPEC.heads):
                 kv = h // (SPEC.heads // SPEC.kv_heads)
-                s = k[kv] @ q[h] / np.sqrt(SPEC.head_dim)
+                s = softcap(k[kv] @ q[h] * spec.attention_scale, spec.attention_softcap)
                 p = np.exp(s - s.max())
                 out.append(p @ v[kv] / p.sum())
             x = x + w[at + "self_attn.o_proj.weight"] @ np.concatenate(out)
@@ -110,7 +125,7 @@ def reference_steps(backbone, weights, cache, token, hidden, steps):
             hidden_ff = gate / (1 + np.exp(-gate)) * (w[at + "mlp.up_proj.weight"] @ y)
             x = x + w[at + "mlp.down_proj.weight"] @ hidden_ff
         state = norm(x, "model.norm.weight")
-        logits = rows @ state
+        logits = softcap(rows @ state, spec.final_softcap)
         p = np.exp(logits - logits.max())
         tokens.append(int(DRAFT_IDS[logits.argmax()]))
         confidences.append(p.max() / p.sum())
@@ -137,6 +152,57 @@ def test_drafts_follow_the_formulas(backbone):
             first_errors = max(first_errors, abs(float(confidences[0]) - sure[0]))
     assert same >= 18, f"{same} of 20 drafts are the reference's"
     assert first_errors < 0.05
+
+
+CHOICES = replace(
+    with_window(20), rope_factors=False, layers=(Layer(20, 1), Layer(0, 0), Layer(30, -1))
+)
+
+
+@pytest.mark.parametrize("kv_layers", [[1, 0], [2, 0]])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_a_head_takes_window_rope_scale_and_caps_of_the_layers_it_reads(kv_layers, dtype):
+    """Inside the first window, at its edge, and after the ring of 276 has wrapped."""
+    backbone = choice_model(CHOICES, random_choices(CHOICES))
+    weights, same = head_weights(), 0
+    head = build(backbone, weights, kv_layers=kv_layers)
+    lengths = [5, 12, 19, 20, 21, 29, 30, 31, 64, 270, 288, 289, 300, 410, 600, 601, 602, 603]
+    cache = backbone.new_cache(700, dtype)
+    for length in lengths:
+        more = TOKENS[:90] * 7
+        rows = Segment(cache, more[cache.length : length])
+        result = backbone.forward([rows], rows="last")
+        state, token = result.hidden[-1], int(result.tokens[-1])
+        found, _ = head.draft(cache, token, state, 2, 0.0)
+        args = (backbone, weights, cache, token, state, 2)
+        same += found.tolist() == reference_steps(*args, kv_layers=kv_layers)[0]
+    assert same >= 16, f"{same} of 18 drafts are the reference's"
+
+
+@pytest.mark.parametrize("n", [3, 19, 20, 21, 256, 287, 288, 289, 290, 310, 600])
+def test_a_head_sees_the_cells_of_its_window_and_no_other(every_isa, n):
+    """At most window - 1 of them, its own position having none: a NaN there ends the draft, a NaN
+    anywhere else in the ring goes unnoticed."""
+    backbone = choice_model(CHOICES, random_choices(CHOICES))
+    head = build(backbone, head_weights(), kv_layers=[0, 0])
+    cache = backbone.new_cache(640)
+    result = backbone.forward([Segment(cache, (TOKENS * 7)[:n])], rows="last")
+    state, token = result.hidden[-1], int(result.tokens[-1])
+    ring, values = cache.cells(0), cache.value_view(0)
+    seen = np.arange(max(0, n + 1 - 20), n) % ring
+    assert len(seen) <= 19
+    unseen = np.setdiff1d(np.arange(ring), seen)
+    draft = [x.tolist() for x in head.draft(cache, token, state, 3, 0.0)]
+    values[:, unseen] = np.nan
+    cache.key_view(0)[:, unseen // 16, :, unseen % 16] = np.nan
+    for isa in every_isa:
+        _native.set_isa(isa)
+        assert [x.tolist() for x in head.draft(cache, token, state, 3, 0.0)] == draft
+    for cell in (seen[0], seen[-1]):
+        kept = values[:, cell].copy()
+        values[:, cell] = np.nan
+        assert len(head.draft(cache, token, state, 3, 0.0)[0]) == 0
+        values[:, cell] = kept
 
 
 @pytest.mark.parametrize("threads", [1, 2])

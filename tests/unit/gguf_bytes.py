@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 
-F32, F16, Q4_0, Q4_1, Q8_0 = 0, 1, 2, 3, 8
+from gguf import GGML_QUANT_SIZES
+
+F32, F16, Q4_1, Q8_0, BF16, MXFP4 = 0, 1, 3, 8, 30, 39
 UINT8, INT32, UINT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 0, 5, 4, 6, 7, 8, 9, 10
-BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34)}
+BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}  # elements, bytes
 ALIGNMENT = 32
 
 
@@ -133,12 +135,12 @@ def llama_metadata() -> dict[str, object]:
     }
 
 
-def llama_tensors() -> dict[str, tuple[tuple[int, ...], int]]:
+def llama_tensors(layers: int = 2) -> dict[str, tuple[tuple[int, ...], int]]:
     """The tensors of that model, embedding and output tied."""
     tensors: dict[str, tuple[tuple[int, ...], int]] = {
         "token_embd.weight": ((64, len(CONTROL) + 256 + len(MERGES)), Q8_0)
     }
-    for layer in range(2):
+    for layer in range(layers):
         for name, shape, kind in (
             ("attn_norm", (64,), F32),
             ("attn_q", (64, 64), Q4_1),

@@ -13,7 +13,8 @@ from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.errors import NumericsError, RequestError
 from tests.bits import same_bits
-from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, reference_logits, write_tiny_llama
+from tests.reference import reference_logits
+from tests.tiny import FLOAT, MIXED, TinySpec, random_weights, write_tiny_llama
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, 272, 60)]
 
@@ -28,8 +29,9 @@ def test_float_weights_give_the_formulas_logits(tmp_path, tied):
     """Only float32 rounds here, and now and then a half of the cache falls the other way."""
     spec = TinySpec(tied=tied, eps=0.01)
     weights = write_tiny_llama(tmp_path / "float.gguf", spec, FLOAT)
-    found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), TOKENS)
-    expected = reference_logits(weights, spec, TOKENS)
+    backbone = Backbone.open(tmp_path / "float.gguf", threads=1)
+    found = logits_of(backbone, TOKENS)
+    expected = reference_logits(weights, backbone.spec, TOKENS)
     assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
     assert (found.argmax(1) == expected.argmax(1)).mean() > 0.95
 
@@ -42,15 +44,17 @@ def test_without_attention_only_float32_rounds(tmp_path):
         weights[f"blk.{i}.ffn_gate"] *= 3
     weights = write_tiny_llama(tmp_path / "float.gguf", types=FLOAT, weights=weights)
     tokens = list(range(272))
-    found = logits_of(Backbone.open(tmp_path / "float.gguf", threads=1), tokens)
-    expected = reference_logits(weights, TinySpec(), tokens)
+    backbone = Backbone.open(tmp_path / "float.gguf", threads=1)
+    found = logits_of(backbone, tokens)
+    expected = reference_logits(weights, backbone.spec, tokens)
     assert np.abs(found - expected).max() < 1.5e-6 * np.abs(expected).max()
 
 
 def test_quantised_weights_stay_within_the_activations_rounding(tmp_path):
     weights = write_tiny_llama(tmp_path / "mixed.gguf")
-    found = logits_of(Backbone.open(tmp_path / "mixed.gguf", threads=1), TOKENS)
-    expected = reference_logits(weights, TinySpec(), TOKENS)
+    backbone = Backbone.open(tmp_path / "mixed.gguf", threads=1)
+    found = logits_of(backbone, TOKENS)
+    expected = reference_logits(weights, backbone.spec, TOKENS)
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.999
 
 
@@ -102,6 +106,76 @@ def test_a_pass_refuses_bad_rows_before_it_writes_a_cell(tiny_path):
         backbone.forward([Segment(cache, [1]), Segment(cache, [2])])
     assert cache.length == 4
     assert np.array_equal(cells.view(np.uint16), cache.key_view(0).view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([1, 2**32], np.int64),  # would wrap to 0
+        np.array([1, 2**32 - 1], np.uint32),
+        np.array([2**63], np.uint64),
+        [1, 2**70],
+        [1.5],
+        np.array([True, False]),
+    ],
+)
+def test_ids_that_are_no_int32_are_refused_not_wrapped(tiny_path, tokens):
+    backbone = Backbone.open(tiny_path, threads=1)
+    cache = backbone.new_cache(10)
+    with pytest.raises(ValueError, match="integers inside the vocabulary"):
+        backbone.forward([Segment(cache, tokens)])
+    assert cache.length == 0
+    for kind in (np.int64, np.uint8):
+        backbone.forward([Segment(cache, np.array([1, 2], kind))])
+    assert cache.length == 4
+
+
+def test_a_numerics_error_leaves_every_cache_as_it_was(tmp_path):
+    """One token's embedding is NaN; the segments of the pass, its own and another's, go back."""
+    weights = random_weights(TinySpec())
+    weights["token_embd"][7] = np.nan
+    weights["output"] = random_weights(TinySpec(tied=False))["output"]
+    write_tiny_llama(tmp_path / "bad.gguf", TinySpec(tied=False), FLOAT, weights)
+    backbone = Backbone.open(tmp_path / "bad.gguf", threads=1)
+    good = [t for t in TOKENS if t != 7]
+    caches = [backbone.new_cache(60), backbone.new_cache(60)]
+    backbone.forward([Segment(caches[0], good[:5]), Segment(caches[1], good[:3])])
+    with pytest.raises(NumericsError, match="no finite logit"):
+        backbone.forward([Segment(caches[0], good[5:9]), Segment(caches[1], [7])])
+    assert [cache.length for cache in caches] == [5, 3]
+    again = backbone.forward([Segment(caches[0], good[5:40])], want="logits").logits
+    assert same_bits(again, logits_of(backbone, good[:40])[5:])
+
+
+def test_rope_tables_grow_with_the_longest_cache_and_keep_their_bits(tiny_path):
+    """A cache made while a pass may run, and one longer than all before it."""
+    backbone = Backbone.open(tiny_path, threads=2)
+    short = backbone.new_cache(20)
+    before = backbone.forward([Segment(short, TOKENS[:10])], want="logits").logits
+    long = backbone.new_cache(640)
+    assert same_bits(before, logits_of(backbone, TOKENS[:10]))
+    found = backbone.forward([Segment(long, TOKENS * 10)], want="logits").logits
+    whole = Backbone.open(tiny_path, threads=1)
+    assert same_bits(found, logits_of(whole, TOKENS * 10))
+
+
+def test_loading_gives_the_files_pages_back(tmp_path):
+    """The packed weights take the file's place: resident bytes grow by little more than them."""
+    write_tiny_llama(tmp_path / "big.gguf", TinySpec(vocab=80_000), FLOAT)
+    code = f"""
+from pathlib import Path
+from drafthead.backbone.handle import Backbone
+def resident_bytes(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+before = resident_bytes("VmRSS")
+backbone = Backbone.open({str(tmp_path / "big.gguf")!r}, threads=1)
+print((resident_bytes("VmRSS") - before) / backbone.weight_bytes, backbone.load_ms > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    share, timed = done.stdout.split()
+    assert timed == "True"
+    assert float(share) < 1.3  # 2 where the mapped file stays
 
 
 def test_rollback_is_absolute_and_bounded(tiny_path):
@@ -184,9 +258,6 @@ def test_a_model_without_all_its_tensors_computes_nothing(tiny_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"rms_eps": float("nan")},
-        {"rope_base": float("inf")},
-        {"rope_base": 0.5},
         {"vocab_size": 2**31 - 1},
         {"context_length": 2**31 - 1},
         {"n_heads": 2**30, "n_kv_heads": 2**30},
@@ -197,6 +268,30 @@ def test_a_model_without_all_its_tensors_computes_nothing(tiny_path):
 def test_impossible_sizes_are_refused(tiny_path, change):
     spec = Backbone.open(tiny_path, threads=1).spec.native()
     with pytest.raises(ValueError, match="sizes are not supported"):
+        _native.Backbone({**spec, **change}, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rms_eps": float("nan")},
+        {"ropes": [{"base": float("inf"), "scale": 1.0}]},
+        {"ropes": [{"base": 0.5, "scale": 1.0}]},
+        {"ropes": [{"base": 1e4, "scale": 0.0}]},
+        {"ropes": []},
+        {"ropes": [], "layers": [(0, -1), (0, -1)], "rope_factors": 1},
+        {"layers": [(0, 0)]},
+        {"layers": [(0, 0), (0, 1)]},
+        {"layers": [(-1, 0), (0, 0)]},
+        {"embedding_scale": float("nan")},
+        {"attention_scale": 0.0},
+        {"attention_softcap": -1.0},
+        {"final_softcap": float("inf")},
+    ],
+)
+def test_impossible_choices_are_refused(tiny_path, change):
+    spec = Backbone.open(tiny_path, threads=1).spec.native()
+    with pytest.raises(ValueError, match="scales, windows or ropes are not supported"):
         _native.Backbone({**spec, **change}, 1)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf_bytes as made
+import numpy as np
 import pytest
 
 from drafthead.errors import DraftheadError, GgufError, UnsupportedError
+from drafthead.gguf.model import Layer, ModelSpec, Rope
 from drafthead.gguf.reader import read_gguf
-from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan
+from drafthead.gguf.spec import MATRIX_TYPES, model_spec, tensor_plan, vector_values
 from drafthead.text.template import ChatTemplate
 from drafthead.text.tokenizer import Tokenizer
 
@@ -26,7 +29,7 @@ def spec_of(folder: Path, metadata: Metadata, tensors: Tensors) -> ModelSpec:
 
 
 def test_a_llama_file_gives_its_numbers(tmp_path: Path) -> None:
-    """Each field is the file's number; the native dictionary holds the numbers alone."""
+    """Each field is the file's number; the native dictionary holds all but the name."""
     spec = spec_of(tmp_path, made.llama_metadata(), made.llama_tensors())
     expected = ModelSpec(
         architecture="llama",
@@ -37,21 +40,34 @@ def test_a_llama_file_gives_its_numbers(tmp_path: Path) -> None:
         head_dim=32,
         d_ff=96,
         vocab_size=266,
-        rms_eps=pytest.approx(1e-5),
-        rope_base=10000.0,
-        rope_interleaved=True,
         context_length=128,
+        rms_eps=pytest.approx(1e-5),
         tied_output=True,
+        rope_interleaved=True,
+        embedding_scale=1.0,
+        gelu=False,
+        qkv_bias=False,
+        qk_norm=False,
+        post_norms=False,
+        attention_scale=pytest.approx(32**-0.5),
+        attention_softcap=0.0,
+        final_softcap=0.0,
+        rope_factors=False,
+        ropes=(Rope(10000.0, 1.0),),
+        layers=(Layer(0, 0), Layer(0, 0)),
     )
     assert spec == expected
+    assert spec.rope_base == 10000.0
     native = spec.native()
+    assert native.keys() == vars(spec).keys() - {"architecture"}
     assert native["rope_interleaved"] == 1
-    assert "architecture" not in native
+    assert native.pop("ropes") == [{"base": 10000.0, "scale": 1.0}]
+    assert native.pop("layers") == [(0, 0), (0, 0)]
     assert all(type(number) in (int, float) for number in native.values())
 
 
 def test_the_plan_names_each_tensor_of_the_file_once(tmp_path: Path) -> None:
-    """Planned columns and rows are the file's shapes, norms have one row, and none is left over."""
+    """Planned columns and rows are the file's shapes, vectors have one row, none is left over."""
     tensors = made.llama_tensors()
     plan = tensor_plan(spec_of(tmp_path, made.llama_metadata(), tensors))
     assert {p.name for p in plan} == tensors.keys()
@@ -59,7 +75,7 @@ def test_the_plan_names_each_tensor_of_the_file_once(tmp_path: Path) -> None:
     for planned in plan:
         shape = tensors[planned.name][0]
         assert (planned.columns, planned.rows) == (shape if len(shape) == 2 else (*shape, 1))
-        assert (planned.kind == "norm") == ("norm" in planned.name)
+        assert (planned.kind == "vector") == ("norm" in planned.name)
 
 
 def test_an_output_tensor_unties_the_output(tmp_path: Path) -> None:
@@ -87,6 +103,8 @@ def test_absent_keys_mean_what_the_format_says(tmp_path: Path) -> None:
     [
         ("llama.rope.scaling.type", "none"),
         ("llama.rope.scaling.factor", 1.0),
+        ("llama.rope.scaling.attn_factor", 1.0),
+        ("llama.tensor_data_layout", "Meta AI original pth"),
         ("llama.attention.sliding_window", 0),
         ("llama.expert_count", 0),
         ("llama.attention.key_length", 32),
@@ -101,9 +119,16 @@ def test_keys_that_change_nothing_are_accepted(tmp_path: Path, key: str, value: 
 REFUSED_KEYS: list[tuple[str, object, type[DraftheadError], str]] = [
     ("general.architecture", "mamba", UnsupportedError, "architecture 'mamba'"),
     ("general.architecture", 3, GgufError, "must be a string"),
-    ("llama.rope.scaling.type", "yarn", UnsupportedError, "other than 'none', found 'yarn'"),
-    ("llama.rope.scaling.factor", 8.0, UnsupportedError, "rope.scaling.factor"),
-    ("llama.attention.sliding_window", 512, UnsupportedError, "sliding_window"),
+    ("llama.rope.scaling.type", "yarn", UnsupportedError, "'none' and 'linear', found 'yarn'"),
+    ("llama.rope.scaling.type", "longrope", UnsupportedError, "found 'longrope'"),
+    ("llama.rope.scaling.type", 1, GgufError, "rope.scaling.type must be a string"),
+    ("llama.rope.scaling.factor", 0.0, GgufError, "rope.scaling.factor must be a float from 1"),
+    ("llama.rope.scale_linear", 0.5, GgufError, "rope.scale_linear must be a float from 1"),
+    ("llama.rope.scaling.attn_factor", 1.2, UnsupportedError, "attn_factor' other than 1.0"),
+    ("llama.tensor_data_layout", "halves", UnsupportedError, "found 'halves'"),
+    ("llama.attention.sliding_window", -1.0, GgufError, "sliding_window must be an integer"),
+    ("llama.attention.sliding_window_pattern", 2, UnsupportedError, "sliding_window_pattern"),
+    ("llama.attn_logit_softcapping", 50.0, UnsupportedError, "attn_logit_softcapping"),
     ("llama.expert_count", 8, UnsupportedError, "expert_count"),
     ("llama.logit_scale", 0.5, UnsupportedError, "llama.logit_scale"),
     ("llama.block_count", 0, GgufError, "from 1 to 1024, found the int 0"),
@@ -186,14 +211,18 @@ def test_a_needed_tensor_that_is_missing_is_named(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "shape", "kind", "error", "fragment"),
     [
-        ("blk.0.attn_q.weight", (64, 64), made.Q4_0, UnsupportedError, "attn_q.weight is Q4_0"),
-        ("blk.1.attn_norm.weight", (64,), made.F16, UnsupportedError, "attn_norm.weight is F16"),
+        ("blk.0.attn_q.weight", (64, 64), made.MXFP4, UnsupportedError, "attn_q.weight is MXFP4"),
+        ("blk.1.attn_norm.weight", (64,), made.Q8_0, UnsupportedError, "attn_norm.weight is Q8_0"),
         ("blk.1.ffn_down.weight", (64, 96), made.F32, GgufError, "96 columns and 64 rows, found"),
         ("blk.0.ffn_up.weight", (64, 96, 2), made.F32, GgufError, "found the shape (64, 96, 2)"),
         ("output_norm.weight", (64, 2), made.F32, GgufError, "64 columns and 1 rows"),
         ("token_embd.weight", (64,), made.F32, GgufError, "64 columns and 266 rows"),
         ("blk.0.attn_q.bias", (32,), made.F32, UnsupportedError, "'blk.0.attn_q.bias'"),
-        ("rope_freqs.weight", (8,), made.F32, UnsupportedError, "'rope_freqs.weight'"),
+        ("blk.0.attn_output.bias", (64,), made.F32, UnsupportedError, "'blk.0.attn_output.bias'"),
+        ("blk.0.attn_q_norm.weight", (32,), made.F32, UnsupportedError, "'blk.0.attn_q_norm"),
+        ("blk.0.ffn_gate_inp.weight", (64, 8), made.F32, UnsupportedError, "'blk.0.ffn_gate_inp"),
+        ("v.patch_embd.weight", (64, 8), made.F32, UnsupportedError, "'v.patch_embd.weight'"),
+        ("rope_freqs.weight", (8,), made.F32, GgufError, "must have 16 columns and 1 rows"),
         ("blk.2.attn_q.weight", (32, 32), made.F32, UnsupportedError, "'blk.2.attn_q.weight'"),
     ],
 )
@@ -210,6 +239,40 @@ def test_a_tensor_that_cannot_be_served_is_named(
     with pytest.raises(error) as caught:
         spec_of(tmp_path, made.llama_metadata(), tensors)
     assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", MATRIX_TYPES)
+def test_every_matrix_type_is_planned(tmp_path: Path, kind: int) -> None:
+    """The 15 types of the engine, in a matrix whose rows are whole blocks of any of them."""
+    metadata = made.llama_metadata() | {"llama.feed_forward_length": 256}
+    tensors = made.llama_tensors()
+    for layer in range(2):
+        for name in ("ffn_gate", "ffn_up"):
+            tensors[f"blk.{layer}.{name}.weight"] = ((64, 256), made.F32)
+        tensors[f"blk.{layer}.ffn_down.weight"] = ((256, 64), kind)
+    spec_of(tmp_path, metadata, tensors)
+    assert len(MATRIX_TYPES) == 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (made.F32, struct.pack("<2f", 1.5, -0.0078125)),
+        (made.F16, struct.pack("<2e", 1.5, -0.0078125)),
+        (made.BF16, bytes.fromhex("c03f 00bc")),
+    ],
+)
+def test_vectors_of_any_float_type_are_widened(tmp_path: Path, kind: int, payload: bytes) -> None:
+    """A norm of halves counts as the float32 numbers that it stands for."""
+    metadata, tensors = made.llama_metadata(), made.llama_tensors()
+    tensors["output_norm.weight"] = ((64,), kind)
+    spec_of(tmp_path, metadata, tensors)
+    path = tmp_path / "model.gguf"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: -32 * len(payload)] + payload * 32)
+    values = vector_values(read_gguf(path), "output_norm.weight")
+    assert values.dtype == np.float32
+    assert values.tolist() == [1.5, -0.0078125] * 32
 
 
 def test_damaged_models_raise_nothing_but_named_errors(tmp_path: Path) -> None:
@@ -247,6 +310,7 @@ def test_the_embedded_backbone_is_described(backbone_path: Path) -> None:
     spec = model_spec(read_gguf(backbone_path))
     assert (spec.n_layers, spec.d_model, spec.n_heads, spec.n_kv_heads) == (30, 576, 9, 3)
     assert (spec.head_dim, spec.d_ff, spec.vocab_size) == (64, 1536, 49152)
-    assert (spec.rope_base, spec.context_length, spec.tied_output) == (100_000.0, 8192, True)
+    assert (spec.ropes, spec.context_length) == ((Rope(100_000.0, 1.0),), 8192)
+    assert spec.tied_output
     assert spec.rms_eps == pytest.approx(1e-5)
     assert len(tensor_plan(spec)) == 272

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from drafthead.backbone.handle import Backbone, Segment
+from drafthead.errors import TrainingError
+from drafthead.gguf.model import Layer, Rope
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
@@ -34,6 +38,21 @@ def test_the_host_gives_the_engines_hidden_states(backbone):
     cache = backbone.new_cache(len(TOKENS))
     expected = backbone.forward([Segment(cache, TOKENS)], want="hidden").hidden
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architecture": "qwen2"},
+        {"rope_factors": True},
+        {"ropes": (Rope(1e4, 0.5),)},
+        {"layers": (Layer(16, 0), Layer(0, 0))},
+    ],
+)
+def test_a_host_that_would_compute_something_else_is_refused(backbone, change):
+    backbone.spec = replace(backbone.spec, **change)
+    with pytest.raises(TrainingError, match='start = "random"'):
+        TorchHost(backbone)
 
 
 def test_ridge_solves_its_normal_equations():

@@ -5,7 +5,9 @@ Shapes: M rows of a pass, R output rows, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import mmap
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +23,8 @@ from drafthead.backbone.registry import backbone_name
 from drafthead.errors import NumericsError, RequestError
 from drafthead.gguf.file import GgufFile
 from drafthead.gguf.reader import read_gguf
-from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan
+from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan, vector_values
+from drafthead.gguf.types import F32
 
 __all__ = ["Backbone", "KvCache", "Pass", "Segment", "default_threads"]
 
@@ -54,13 +57,47 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Backbone:
-    """A frozen model, packed for the native core."""
+def _token_ids(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
+    """Return the ids as the core takes them; ValueError where one would change on the way."""
+    ids = np.asarray(tokens)
+    if ids.size == 0 or ids.dtype == np.int32:
+        return ids.astype(np.int32)
+    bounds = np.iinfo(np.int32)
+    if ids.dtype.kind not in "iu" or ids.min() < bounds.min or ids.max() > bounds.max:
+        raise ValueError(
+            f"Tokens must be integers inside the vocabulary, found {ids.dtype} values from "
+            f"{ids.min()} to {ids.max()}."
+        )
+    return ids.astype(np.int32)
 
-    def __init__(self, gguf: GgufFile, spec: ModelSpec, native: _native.Backbone) -> None:
+
+def _release(data: NDArray[np.uint8]) -> None:
+    """Give the pages of a packed tensor back; whoever reads them again gets them from the file."""
+    owner: object = data
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+class Backbone:
+    """A frozen model, packed for the native core.
+
+    load_ms: the time that reading, checking and packing the file took.
+    """
+
+    def __init__(
+        self, gguf: GgufFile, spec: ModelSpec, native: _native.Backbone, load_ms: float = 0.0
+    ) -> None:
         self.gguf = gguf
         self.spec = spec
         self.native = native
+        self.load_ms = load_ms
         self.path = Path(gguf.path)
         self.name = backbone_name(self.path)
 
@@ -81,15 +118,18 @@ class Backbone:
             threads = default_threads()
         if not 1 <= threads <= 1024:
             raise RequestError(f"The number of threads must be between 1 and 1024, not {threads}.")
+        start = time.perf_counter()
         gguf = read_gguf(path)
         spec = model_spec(gguf)
         native = _native.Backbone(spec.native(), threads)
         for tensor in tensor_plan(spec):
-            ggml_type = gguf.tensors[tensor.name].ggml_type
-            data = gguf.data(tensor.name)
+            ggml_type, data = gguf.tensors[tensor.name].ggml_type, gguf.data(tensor.name)
+            if tensor.kind == "vector":
+                ggml_type, data = F32, vector_values(gguf, tensor.name).view(np.uint8)
             native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data)
+            _release(gguf.data(tensor.name))  # or the file and its packed form would both stay
         native.finish()
-        return cls(gguf, spec, native)
+        return cls(gguf, spec, native, (time.perf_counter() - start) * 1e3)
 
     @property
     def threads(self) -> int:
@@ -121,9 +161,12 @@ class Backbone:
         """SHA-256 over the file's vocabulary, merges and special ids."""
         return self.gguf.tokenizer_fingerprint()
 
-    def new_cache(self, capacity: int) -> KvCache:
-        """Make an empty cache of `capacity` cells, at most the model's context length."""
-        return _native.KvCache(self.native, capacity)
+    def new_cache(self, capacity: int, dtype: Literal["f16", "f32"] = "f16") -> KvCache:
+        """Make an empty cache of `capacity` positions, at most the model's context length.
+
+        Layers with a sliding window keep a ring of cells. dtype: of the keys and values.
+        """
+        return _native.KvCache(self.native, capacity, dtype)
 
     def forward(
         self,
@@ -143,11 +186,12 @@ class Backbone:
 
         Raises:
             ValueError: a token outside the vocabulary or rows that do not fit; nothing is written.
-            NumericsError: a row asked for tokens has no finite logit.
+            NumericsError: a row asked for tokens has no finite logit. The caches are as before, or
+                empty where a sliding window has overwritten what that needs.
 
         """
         counts = [len(segment.tokens) for segment in segments]
-        tokens_M = np.concatenate([np.asarray(s.tokens, dtype=np.int32) for s in segments])
+        tokens_M = np.concatenate([_token_ids(segment.tokens) for segment in segments])
         if rows == "last":
             outputs_R = np.cumsum(counts, dtype=np.int32) - 1
         else:
@@ -162,6 +206,10 @@ class Backbone:
         if tokens is None:
             tokens = np.zeros(0, np.int32)
         elif (tokens < 0).any():
+            for segment, count in zip(segments, counts, strict=True):
+                before = segment.cache.length - count
+                reachable = before >= segment.cache.rollback_floor
+                segment.cache.rollback(before if reachable else 0)
             raise NumericsError(
                 f"{self.path}: row {int(np.argmax(tokens < 0))} of a pass has no finite logit; the "
                 "weights hold values that the model cannot have been trained with."

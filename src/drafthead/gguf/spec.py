@@ -1,134 +1,49 @@
 """What model a GGUF file holds: numbers from its metadata, checked against its tensor table.
 
-An architecture is data: the metadata keys it reads, those that must be neutral, and its tensors.
-A key or tensor that is not listed may change the mathematics, so it is refused by name and never
-ignored.
+An architecture is data (architectures.py). A key or tensor that is not listed there may change the
+mathematics, so it is refused by name and never ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+import numpy as np
+from numpy.typing import NDArray
 
 from drafthead.errors import GgufError, UnsupportedError
+from drafthead.gguf import types
+from drafthead.gguf.architectures import (
+    ARCHITECTURES,
+    ATTENTION_SOFTCAP,
+    COMMON_KEYS,
+    FINAL_SOFTCAP,
+    HARMLESS_KEYS,
+    NEUTRAL_VALUES,
+    Architecture,
+)
 from drafthead.gguf.file import GgufFile, TensorInfo, quoted
-from drafthead.gguf.types import F16, F32, Q4_1, Q8_0, type_name
+from drafthead.gguf.layers import read_layers
+from drafthead.gguf.model import (
+    EMBEDDING,
+    OUTPUT,
+    ROPE_FACTORS,
+    ModelSpec,
+    TensorPlan,
+    tensor_plan,
+)
+from drafthead.gguf.types import BF16, F16, F32, type_name
 
-MATRIX_TYPES = (F32, F16, Q4_1, Q8_0)
-NORM_TYPES = (F32,)
+__all__ = ["ModelSpec", "TensorPlan", "model_spec", "tensor_plan", "vector_values"]
+
+MATRIX_TYPES = (
+    types.F32, types.F16, types.BF16,
+    types.Q4_0, types.Q4_1, types.Q5_0, types.Q5_1, types.Q8_0,
+    types.Q2_K, types.Q3_K, types.Q4_K, types.Q5_K, types.Q6_K,
+    types.IQ4_NL, types.IQ4_XS,
+)  # fmt: skip
+VECTOR_TYPES = (F32, F16, BF16)
 COLUMN_MULTIPLE = 32  # activations are quantised in blocks of 32 along a row
 HEAD_DIM_MULTIPLE = 32  # a head's output is quantised in blocks of 32
-DEFAULT_ROPE_BASE = 10_000.0  # what a file without the key means
-
-Kind = Literal["matrix", "norm"]
-Size = Literal["one", "d_model", "d_ff", "query_width", "key_width", "vocab_size"]
-
-
-class TensorPlan(NamedTuple):
-    """A tensor that the model needs: rows of columns elements (a norm is one row)."""
-
-    name: str
-    columns: int
-    rows: int
-    kind: Kind
-
-
-class _Tensor(NamedTuple):
-    name: str
-    columns: Size
-    rows: Size
-    kind: Kind
-
-
-@dataclass(frozen=True)
-class _Architecture:
-    """How files of one architecture are read; keys are without the architecture's prefix.
-
-    neutral: keys that would change the mathematics, with the values that do not.
-    """
-
-    rope_interleaved: bool
-    read: frozenset[str]
-    harmless: frozenset[str]
-    neutral: Mapping[str, tuple[object, ...]]
-    layer: tuple[_Tensor, ...]
-
-
-_EMBEDDING = _Tensor("token_embd.weight", "d_model", "vocab_size", "matrix")
-_OUTPUT_NORM = _Tensor("output_norm.weight", "d_model", "one", "norm")
-_OUTPUT = _Tensor("output.weight", "d_model", "vocab_size", "matrix")
-
-ARCHITECTURES: Mapping[str, _Architecture] = {
-    "llama": _Architecture(
-        rope_interleaved=True,
-        read=frozenset(
-            {
-                "block_count",
-                "context_length",
-                "embedding_length",
-                "feed_forward_length",
-                "attention.head_count",
-                "attention.head_count_kv",
-                "attention.key_length",
-                "attention.value_length",
-                "attention.layer_norm_rms_epsilon",
-                "rope.dimension_count",
-                "rope.freq_base",
-                "vocab_size",
-            }
-        ),
-        harmless=frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"}),
-        neutral={
-            "rope.scaling.type": ("none",),
-            "rope.scaling.factor": (1.0,),
-            "rope.scale_linear": (1.0,),
-            "attention.sliding_window": (0,),
-            "attention.causal": (True,),
-            "expert_count": (0,),
-            "expert_used_count": (0,),
-        },
-        layer=(
-            _Tensor("attn_norm.weight", "d_model", "one", "norm"),
-            _Tensor("attn_q.weight", "d_model", "query_width", "matrix"),
-            _Tensor("attn_k.weight", "d_model", "key_width", "matrix"),
-            _Tensor("attn_v.weight", "d_model", "key_width", "matrix"),
-            _Tensor("attn_output.weight", "query_width", "d_model", "matrix"),
-            _Tensor("ffn_norm.weight", "d_model", "one", "norm"),
-            _Tensor("ffn_gate.weight", "d_model", "d_ff", "matrix"),
-            _Tensor("ffn_up.weight", "d_model", "d_ff", "matrix"),
-            _Tensor("ffn_down.weight", "d_ff", "d_model", "matrix"),
-        ),
-    ),
-}
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """The numbers of a backbone.
-
-    context_length counts positions. rope_interleaved: the q and k rows of the file pair neighbours
-    (2i, 2i + 1), not halves (i, i + head_dim / 2). tied_output: the output uses the embedding rows.
-    """
-
-    architecture: str
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    d_ff: int
-    vocab_size: int
-    rms_eps: float
-    rope_base: float
-    rope_interleaved: bool
-    context_length: int
-    tied_output: bool
-
-    def native(self) -> dict[str, int | float]:
-        """Return every number by its name, for the native core; booleans are 0 or 1."""
-        numbers = {k: v for k, v in asdict(self).items() if not isinstance(v, str)}
-        return {k: int(v) if isinstance(v, bool) else v for k, v in numbers.items()}
+ROPE_FACTOR_RANGE = (1.0, 1e6)  # they slow turns down: no angle is larger than without them
 
 
 def model_spec(gguf: GgufFile) -> ModelSpec:
@@ -152,34 +67,22 @@ def model_spec(gguf: GgufFile) -> ModelSpec:
     return spec
 
 
-def tensor_plan(spec: ModelSpec) -> list[TensorPlan]:
-    """List the tensors of a model in the order of a forward pass; no output.weight if tied."""
-    sizes: dict[Size, int] = {
-        "one": 1,
-        "d_model": spec.d_model,
-        "d_ff": spec.d_ff,
-        "query_width": spec.n_heads * spec.head_dim,
-        "key_width": spec.n_kv_heads * spec.head_dim,
-        "vocab_size": spec.vocab_size,
-    }
-    tensors = [_EMBEDDING]
-    for layer in range(spec.n_layers):
-        tensors += [
-            t._replace(name=f"blk.{layer}.{t.name}") for t in ARCHITECTURES[spec.architecture].layer
-        ]
-    tensors += [_OUTPUT_NORM] if spec.tied_output else [_OUTPUT_NORM, _OUTPUT]
-    return [TensorPlan(t.name, sizes[t.columns], sizes[t.rows], t.kind) for t in tensors]
+def vector_values(gguf: GgufFile, name: str) -> NDArray[np.float32]:
+    """Return the elements of a vector, of any type of VECTOR_TYPES, as float32."""
+    data = gguf.data(name)
+    if gguf.tensors[name].ggml_type == BF16:
+        return (data.view("<u2").astype("<u4") << 16).view(np.float32)
+    dtype = "<f2" if gguf.tensors[name].ggml_type == F16 else "<f4"
+    return data.view(dtype).astype(np.float32)
 
 
-def _refuse_unknown_keys(gguf: GgufFile, name: str, architecture: _Architecture) -> None:
+def _refuse_unknown_keys(gguf: GgufFile, name: str, architecture: Architecture) -> None:
     prefix = f"{name}."
+    known = COMMON_KEYS | architecture.keys | HARMLESS_KEYS
     for key, value in gguf.metadata.items():
-        if not key.startswith(prefix):
+        if not key.startswith(prefix) or key[len(prefix) :] in known:
             continue
-        bare = key[len(prefix) :]
-        if bare in architecture.read or bare in architecture.harmless:
-            continue
-        neutral = architecture.neutral.get(bare, ())
+        neutral = NEUTRAL_VALUES.get(key[len(prefix) :], ())
         if isinstance(value, str | int | float) and value in neutral:
             continue
         expected = f" other than {neutral[0]!r}" if neutral else ""
@@ -189,32 +92,53 @@ def _refuse_unknown_keys(gguf: GgufFile, name: str, architecture: _Architecture)
         )
 
 
-def _read_numbers(gguf: GgufFile, name: str, architecture: _Architecture) -> ModelSpec:
+def _read_numbers(gguf: GgufFile, name: str, architecture: Architecture) -> ModelSpec:
     def integer(key: str, high: int, default: int | None = None) -> int:
         return gguf.integer(f"{name}.{key}", 1, high, default)
 
-    embedding = gguf.tensors.get(_EMBEDDING.name)
+    def softcap(key: str, default: float) -> float:
+        return gguf.number(f"{name}.{key}", 0.0, 1e6, default)
+
+    embedding = gguf.tensors.get(EMBEDDING)
     if embedding is None:
-        raise GgufError(f"{gguf.path}: the tensor {_EMBEDDING.name} is missing.")
+        raise GgufError(f"{gguf.path}: the tensor {EMBEDDING} is missing.")
+    n_layers = integer("block_count", 1 << 10)
     d_model = integer("embedding_length", 1 << 16)
     n_heads = integer("attention.head_count", 1 << 10)
     head_dim = integer("attention.key_length", 1 << 9, max(1, d_model // n_heads))
     rows = embedding.shape[1] if len(embedding.shape) > 1 else 1
+    ropes, layers = read_layers(gguf, name, architecture, n_layers)
+    query_size = d_model // n_heads if n_layers == architecture.wide_scale_layers else head_dim
     return ModelSpec(
         architecture=name,
-        n_layers=integer("block_count", 1 << 10),
+        n_layers=n_layers,
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=integer("attention.head_count_kv", n_heads, n_heads),
         head_dim=head_dim,
         d_ff=integer("feed_forward_length", 1 << 20),
         vocab_size=integer("vocab_size", 1 << 24, rows),
-        rms_eps=gguf.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
-        rope_base=gguf.number(f"{name}.rope.freq_base", 1.0, 1e12, DEFAULT_ROPE_BASE),
-        rope_interleaved=architecture.rope_interleaved,
         context_length=integer("context_length", 1 << 20),
-        tied_output=_OUTPUT.name not in gguf.tensors,
+        rms_eps=gguf.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
+        tied_output=OUTPUT not in gguf.tensors or OUTPUT not in architecture.optional,
+        rope_interleaved=architecture.rope_interleaved,
+        embedding_scale=_root(d_model) if architecture.embedding_scaled else 1.0,
+        attention_scale=float(np.float32(1) / np.float32(_root(max(1, query_size)))),
+        gelu=architecture.gelu,
+        qkv_bias=architecture.qkv_bias,
+        qk_norm=architecture.qk_norm,
+        post_norms=architecture.post_norms,
+        attention_softcap=softcap(ATTENTION_SOFTCAP, architecture.attention_softcap),
+        final_softcap=softcap(FINAL_SOFTCAP, architecture.final_softcap),
+        rope_factors=ROPE_FACTORS in gguf.tensors and ROPE_FACTORS in architecture.optional,
+        ropes=ropes,
+        layers=layers,
     )
+
+
+def _root(size: int) -> float:
+    """Return the square root rounded to float32, as the reference readers have it."""
+    return float(np.sqrt(np.float32(size)))
 
 
 def _check_numbers(gguf: GgufFile, spec: ModelSpec) -> None:
@@ -260,6 +184,8 @@ def _check_tensors(gguf: GgufFile, spec: ModelSpec) -> None:
                 f"of {spec.n_layers} layers needs it."
             )
         _check_tensor(gguf, tensor, planned)
+    if spec.rope_factors:
+        _check_rope_factors(gguf)
     unexpected = gguf.tensors.keys() - {planned.name for planned in plan}
     if unexpected:
         raise UnsupportedError(
@@ -276,9 +202,19 @@ def _check_tensor(gguf: GgufFile, tensor: TensorInfo, planned: TensorPlan) -> No
             f"{gguf.path}: {tensor.name} must have {expected[0]} columns and {expected[1]} rows, "
             f"found the shape {tensor.shape}."
         )
-    types = MATRIX_TYPES if planned.kind == "matrix" else NORM_TYPES
-    if tensor.ggml_type not in types:
+    allowed = MATRIX_TYPES if planned.kind == "matrix" else VECTOR_TYPES
+    if tensor.ggml_type not in allowed:
         raise UnsupportedError(
             f"{gguf.path}: {tensor.name} is {type_name(tensor.ggml_type)}; this version computes "
-            f"{', '.join(map(type_name, types))} there."
+            f"{', '.join(map(type_name, allowed))} there."
+        )
+
+
+def _check_rope_factors(gguf: GgufFile) -> None:
+    low, high = ROPE_FACTOR_RANGE
+    factors = vector_values(gguf, ROPE_FACTORS)
+    if not ((factors >= low) & (factors <= high)).all():  # a NaN is in no range
+        raise GgufError(
+            f"{gguf.path}: {ROPE_FACTORS} must hold factors from {low:g} to {high:g}, found "
+            f"{factors.min():g} to {factors.max():g}."
         )

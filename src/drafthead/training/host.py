@@ -14,20 +14,34 @@ from torch.nn import functional as F  # noqa: N812
 
 from drafthead._native import Matrix
 from drafthead.backbone.handle import Backbone
+from drafthead.errors import TrainingError
+from drafthead.gguf.spec import vector_values
 from drafthead.training.modules import attend, rope_tables, rotate, visible
 
 
 class TorchHost:
-    """Residual states of a llama backbone, layer by layer."""
+    """Residual states of a llama backbone, layer by layer.
+
+    Raises:
+        TrainingError: the backbone has what these layers do not: another architecture, windows,
+            or scaled positions.
+    """
 
     def __init__(self, backbone: Backbone) -> None:
         self.spec = backbone.spec
+        windows = any(layer.window for layer in self.spec.layers)
+        scaled = self.spec.rope_factors or self.spec.ropes[0].scale != 1
+        if self.spec.architecture != "llama" or windows or scaled:
+            raise TrainingError(
+                f"{backbone.name}: a head can start from a llama backbone without windows and "
+                'scaled positions only; choose start = "random" in the recipe.'
+            )
         self._gguf, self._native = backbone.gguf, backbone.native
         self._matrix = lru_cache(maxsize=None)(self._dequantised)
 
     def norm(self, name: str) -> Tensor:
         """The weight of a norm, (D,)."""
-        return torch.frombuffer(bytearray(self._gguf.data(f"{name}.weight")), dtype=torch.float32)
+        return torch.from_numpy(vector_values(self._gguf, f"{name}.weight"))
 
     def matrix(self, name: str) -> Tensor:
         """A weight matrix, (rows, columns); query and key rows in the split-half rotary layout."""
