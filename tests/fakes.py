@@ -126,7 +126,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, first: bool = False) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -90,5 +90,7 @@ struct Kernels {
 const Kernels* scalar_kernels();
 const Kernels* avx2_kernels();  // x86-64 only, like the next
 const Kernels* avx512_kernels();
+const Kernels* neon_kernels();  // AArch64 only, like the next
+const Kernels* neon_i8mm_kernels();
 
 }  // namespace drafthead

@@ -4,6 +4,11 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace drafthead {
 
 namespace {
@@ -19,6 +24,11 @@ std::vector<const Kernels*> runnable() {
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     if (avx512) tables.push_back(avx512_kernels());
     if (avx2) tables.push_back(avx2_kernels());
+#elif defined(__aarch64__) && defined(__linux__)
+    const bool dot_product = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+    const bool i8mm = dot_product && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+    if (i8mm) tables.push_back(neon_i8mm_kernels());
+    if (dot_product) tables.push_back(neon_kernels());
 #endif
     tables.push_back(scalar_kernels());
     return tables;

@@ -20,9 +20,9 @@ public:
 #elif defined(__aarch64__)
     FloatEnvironment() {
         asm volatile("mrs %0, fpcr" : "=r"(saved_));
-        asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+        set(0);
     }
-    ~FloatEnvironment() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+    ~FloatEnvironment() { set(saved_); }
 #else
     FloatEnvironment() {
         std::fegetenv(&saved_);
@@ -37,6 +37,9 @@ private:
 #if defined(__x86_64__)
     unsigned saved_;
 #elif defined(__aarch64__)
+    // Memory is named so that no load or store, and so no arithmetic between, moves across.
+    static void set(uint64_t value) { asm volatile("msr fpcr, %0" ::"r"(value) : "memory"); }
+
     uint64_t saved_;
 #else
     std::fenv_t saved_;

@@ -213,7 +213,8 @@ class Session:
         ids = self.encode(prompt, messages, raw, system)
         token_limit(len(ids), max_tokens, self.context)
         stop_ids = frozenset() if ignore_eos else self.tokenizer.eos_ids
-        text = StreamDecoder(self.tokenizer)
+        continues = raw or not (prompt is None or isinstance(prompt, str))
+        text = StreamDecoder(self.tokenizer, continues)
         return Stream(self, Request(ids, max_tokens, text, stop_ids, cut_loops))
 
     def generate(
@@ -262,7 +263,8 @@ def load(
         raise RequestError(f"There is no drafter {drafter!r}; choose from {', '.join(DRAFTERS)}.")
     path = resolve(backbone)
     opened = Backbone.open(path, threads=threads)
-    tokenizer, template = Tokenizer.from_gguf(opened.gguf), ChatTemplate.from_gguf(opened.gguf)
+    tokenizer = Tokenizer.from_gguf(opened.gguf)
+    template = ChatTemplate.from_gguf(opened.gguf, tokenizer)
     package, reason = choose_head(opened, head, wanted=drafter == "mtp")
     drafting: Drafter = NoDrafter()
     if package is not None:

@@ -42,6 +42,8 @@ def value(python: object) -> tuple[int, bytes]:
         return STRING, text(python)
     if all(isinstance(element, str) for element in python):
         return ARRAY, u32(STRING) + u64(len(python)) + b"".join(map(text, python))
+    if all(isinstance(element, float) for element in python):
+        return ARRAY, u32(FLOAT32) + u64(len(python)) + struct.pack(f"<{len(python)}f", *python)
     return ARRAY, u32(INT32) + u64(len(python)) + struct.pack(f"<{len(python)}i", *python)
 
 
@@ -114,6 +116,34 @@ def tokenizer_metadata() -> dict[str, object]:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+PIECE_CONTROL = ["<unk>", "<s>", "</s>"]
+PIECES = [
+    "\u2581",
+    *"abcdehlor",
+    "he",
+    "ll",
+    "hell",
+    "hello",
+    "\u2581hello",
+    "\u2581a",
+    "\u2581\u2581",
+]
+
+
+def piece_metadata() -> dict[str, object]:
+    """A SentencePiece vocabulary: three control tokens, the 256 bytes from id 3 on, and PIECES."""
+    tokens = [*PIECE_CONTROL, *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(rank) for rank in range(len(PIECES))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
     }
 
 

@@ -23,6 +23,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_gguf(read_gguf(path))
 
 
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("decoder") / "pieces.gguf"
+    path.write_bytes(made.gguf(made.piece_metadata(), {}))
+    return Tokenizer.from_gguf(read_gguf(path))
+
+
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     decoder = StreamDecoder(tokenizer)
     return [*map(decoder.push, ids), decoder.flush()]
@@ -70,3 +77,33 @@ def test_an_unfinished_character_becomes_one_mark_at_the_end(tokenizer: Tokenize
     assert decoder.flush() == "\ufffd"
     assert decoder.push(FIRST_BYTE + ord("a")) == "a"
     assert decoder.flush() == ""
+
+
+def test_byte_tokens_of_a_sentencepiece_vocabulary_wait_for_their_character(
+    pieces: Tokenizer,
+) -> None:
+    """<0xE2> <0x82> <0xAC> print the sign with the last of them; alone they become U+FFFD."""
+    first = len(made.PIECE_CONTROL)
+    euro = [first + byte for byte in "€".encode()]
+    assert streamed(pieces, euro) == ["", "", "€", ""]
+    hello = first + 256 + made.PIECES.index("hello")
+    assert streamed(pieces, [*euro[:2], hello]) == ["", "", "\ufffdhello", ""]
+    assert streamed(pieces, [euro[0]]) == ["", "\ufffd"]
+
+
+def test_the_space_before_a_text_is_dropped_at_its_start_only(pieces: Tokenizer) -> None:
+    """Once, behind any control tokens, and not where the ids continue a text."""
+    ids = {name: number for number, name in enumerate(made.PIECES, len(made.PIECE_CONTROL) + 256)}
+    hello, space, a = ids["\u2581hello"], ids["\u2581"], ids["\u2581a"]
+    assert streamed(pieces, [1, hello, hello]) == ["", "hello", " hello", ""]
+    assert streamed(pieces, [space, a]) == ["", " a", ""]
+    assert streamed(pieces, [ids["a"], a]) == ["a", " a", ""]
+    continued = StreamDecoder(pieces, continues=True)
+    assert [continued.push(i) for i in (hello, a)] == [" hello", " a"]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_a_sentencepiece_text_streams_back(pieces: Tokenizer, text: str) -> None:
+    """Pieces joined are the text that was encoded, and no piece holds half a character."""
+    assert "".join(streamed(pieces, pieces.encode(text))) == text

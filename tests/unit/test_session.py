@@ -64,6 +64,21 @@ def test_a_raw_prompt_gets_the_begin_token_once_and_only_where_the_file_asks_for
     assert session.encode([*b"hi"]) == [*b"hi"]
 
 
+def test_only_an_answer_that_continues_a_text_keeps_the_space_before_it(monkeypatch):
+    """A chat's answer starts a text; what follows a raw prompt or ids stands behind a word."""
+    whole = fakes.ByteTokenizer.token_bytes
+
+    def token_bytes(self, token, first=False):
+        return b"" if first and token == ord(" ") else whole(self, token)
+
+    monkeypatch.setattr(fakes.ByteTokenizer, "token_bytes", token_bytes)
+    session = fakes.session(answer=" yes", prompt="user:hi;")
+    assert session.generate("hi").text == "yes"
+    assert session.generate(messages=[{"role": "user", "content": "hi"}]).text == "yes"
+    assert session.generate("user:hi;", raw=True).text == " yes"
+    assert session.generate(session.encode("hi")).text == " yes"
+
+
 def test_system_text_comes_first():
     session = fakes.session()
     assert bytes(session.encode("hi", system="be brief")) == b"system:be brief;user:hi;"

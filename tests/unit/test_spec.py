@@ -284,7 +284,9 @@ def test_damaged_models_raise_nothing_but_named_errors(tmp_path: Path) -> None:
     readers: list[Callable[..., object]] = [
         model_spec,
         Tokenizer.from_gguf,
-        lambda file: ChatTemplate.from_gguf(file).render([{"role": "user", "content": "x"}]),
+        lambda file: ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file)).render(
+            [{"role": "user", "content": "x"}]
+        ),
     ]
     served = refused = 0
     for _ in range(1000):

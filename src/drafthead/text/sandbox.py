@@ -219,7 +219,8 @@ def _check_arguments(owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[
         if isinstance(value, int):
             _check_size(abs(value))
     if name in ("indent", "tojson") and any(
-        isinstance(value, str) or abs(value) > MAX_INDENT for value in (*args, *kwargs.values())
+        isinstance(value, str) or (isinstance(value, int) and abs(value) > MAX_INDENT)
+        for value in (*args, *kwargs.values())
     ):
         raise SecurityError(f"it indents by more than {MAX_INDENT}")
     if name in ("format", "format_map") and isinstance(owner, str):

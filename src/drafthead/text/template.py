@@ -16,12 +16,15 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 
 from drafthead.errors import RequestError
 from drafthead.gguf.file import GgufFile, quoted
 from drafthead.text.sandbox import LimitedSandbox, template_limits
-from drafthead.text.tokenizer import END_TOKENS, TEXT_TYPES, Tokenizer, names_pattern
+from drafthead.text.tokenizer import Tokenizer
+from drafthead.text.vocabulary import special_id
 
 Message = Mapping[str, Any]  # a role and a content; checked when rendered
 
@@ -52,30 +55,27 @@ class ChatTemplate:
         self,
         source: str | None,
         special_tokens: Mapping[str, str],
-        control_names: Iterable[str],
+        tokenizer: Tokenizer,
         origin: str,
     ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._control_names = names_pattern(control_names)
+        self._tokenizer = tokenizer
         self._origin = origin
         self._compiled: Template | None = None
 
     @classmethod
-    def from_gguf(cls, gguf: GgufFile) -> ChatTemplate:
+    def from_gguf(cls, gguf: GgufFile, tokenizer: Tokenizer) -> ChatTemplate:
         """Take tokenizer.chat_template and the texts of the special tokens out of a file."""
         key = "tokenizer.chat_template"
         source = gguf.string(key) if key in gguf.metadata else None
         tokens = gguf.strings("tokenizer.ggml.tokens")
         special_tokens = {}
         for name, short in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-            key = f"tokenizer.ggml.{short}_token_id"
-            if key in gguf.metadata:
-                special_tokens[f"{name}_token"] = tokens[gguf.integer(key, 0, len(tokens) - 1)]
-        types = gguf.integers("tokenizer.ggml.token_type")
-        control = {t for t, kind in zip(tokens, types, strict=False) if kind not in TEXT_TYPES}
-        control |= END_TOKENS | set(special_tokens.values())
-        return cls(source, special_tokens, control, str(gguf.path))
+            token_id = special_id(gguf, f"{short}_token_id", len(tokens))
+            if token_id is not None:
+                special_tokens[f"{name}_token"] = tokens[token_id]
+        return cls(source, special_tokens, tokenizer, str(gguf.path))
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[Part]:
         """Render a chat.
@@ -104,13 +104,14 @@ class ChatTemplate:
         It is trusted only where its control tokens are those printed around the marked text; then
         everything between them is safe to encode as user text.
         """
-        if self._control_names.findall(plain) != self._control_names.findall(marked):
+        names = self._tokenizer.control_pattern
+        if names.findall(plain) != names.findall(marked):
             raise RequestError(
                 "The chat template rewrites a message that holds the name of a control token: "
                 "remove that name from the text."
             )
-        control = [Part(name, user=False) for name in self._control_names.findall(plain)]
-        between = [Part(text, user=True) for text in self._control_names.split(plain)]
+        control = [Part(name, user=False) for name in names.findall(plain)]
+        between = [Part(text, user=True) for text in names.split(plain)]
         both = chain.from_iterable(zip_longest(between, control, fillvalue=Part("", user=False)))
         return [part for part in both if part.text]
 
@@ -238,19 +239,43 @@ def _runs(parts: Iterable[Part], names: re.Pattern[str]) -> Iterator[tuple[str, 
 
 def _compile(source: str) -> Template:
     """Compile as Hugging Face's apply_chat_template does, with the same helpers at hand."""
-    environment = LimitedSandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = LimitedSandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     environment.filters["tojson"] = _to_json
     return environment.from_string(source)
 
 
+class _Generation(Extension):
+    """{% generation %} marks answers for training; here its body is printed as it is."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _reason(error: Exception) -> str:

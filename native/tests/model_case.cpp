@@ -1,0 +1,178 @@
+#include "tests/model_case.h"
+
+#include <cfenv>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "models/backbone.h"
+#include "models/mtp_head.h"
+
+namespace drafthead::tests {
+
+namespace {
+
+struct Tensor {
+    std::string name;
+    int type, rows, columns;
+    std::vector<uint8_t> data;
+};
+
+// A model as its file tells it, one line an entry:
+//
+//   number KEY VALUE                         of the specification
+//   tensor NAME TYPE ROWS COLUMNS BYTES      then the bytes; head_tensor likewise
+//   head D_FF KV_LAYER                       a head of one layer
+//   tokens BYTES, draft_tokens BYTES         then int32 ids
+struct ModelFile {
+    std::map<std::string, double> numbers;
+    std::vector<Tensor> tensors, head_tensors;
+    std::vector<int32_t> tokens, draft_tokens;
+    int head_ff = 0, head_kv_layer = 0;
+};
+
+void read_bytes(std::istream& in, void* to, size_t count) {
+    in.get();  // the end of the line
+    in.read(static_cast<char*>(to), static_cast<std::streamsize>(count));
+    if (!in) throw std::runtime_error("the model file is cut short");
+}
+
+Tensor read_tensor(std::istream& in) {
+    Tensor t;
+    size_t bytes = 0;
+    in >> t.name >> t.type >> t.rows >> t.columns >> bytes;
+    t.data.resize(bytes);
+    read_bytes(in, t.data.data(), bytes);
+    return t;
+}
+
+std::vector<int32_t> read_ids(std::istream& in) {
+    size_t bytes = 0;
+    in >> bytes;
+    std::vector<int32_t> ids(bytes / sizeof(int32_t));
+    read_bytes(in, ids.data(), bytes);
+    return ids;
+}
+
+ModelFile read_model(const char* path) {
+    std::ifstream in(path, std::ios::binary);
+    ModelFile m;
+    for (std::string kind; in >> kind;) {
+        std::string key;
+        if (kind == "number" && in >> key) {
+            in >> m.numbers[key];
+        } else if (kind == "tensor") {
+            m.tensors.push_back(read_tensor(in));
+        } else if (kind == "head_tensor") {
+            m.head_tensors.push_back(read_tensor(in));
+        } else if (kind == "head") {
+            in >> m.head_ff >> m.head_kv_layer;
+        } else if (kind == "tokens") {
+            m.tokens = read_ids(in);
+        } else if (kind == "draft_tokens") {
+            m.draft_tokens = read_ids(in);
+        } else {
+            throw std::runtime_error("the model file has an unknown entry " + kind);
+        }
+    }
+    return m;
+}
+
+ModelSpec model_spec(const ModelFile& m) {
+    const auto integer = [&](const char* key) { return static_cast<int>(m.numbers.at(key)); };
+    ModelSpec s;
+    s.layers = integer("n_layers");
+    s.width = integer("d_model");
+    s.heads = integer("n_heads");
+    s.kv_heads = integer("n_kv_heads");
+    s.head_dim = integer("head_dim");
+    s.ff_width = integer("d_ff");
+    s.vocabulary = integer("vocab_size");
+    s.context = integer("context_length");
+    s.rms_eps = static_cast<float>(m.numbers.at("rms_eps"));
+    s.rope_base = m.numbers.at("rope_base");
+    s.rope_interleaved = integer("rope_interleaved") != 0;
+    s.tied = integer("tied_output") != 0;
+    return s;
+}
+
+void fill(WeightSlots& slots, const std::vector<Tensor>& tensors) {
+    for (const Tensor& t : tensors) {
+        slots.set(t.name, static_cast<GgmlType>(t.type), t.rows, t.columns, t.data.data(),
+                  t.data.size());
+    }
+}
+
+// All tokens, `chunk` rows a pass. Returns the hidden state of the last.
+std::vector<float> run_chunks(Backbone& backbone, KvCache& cache, const ModelFile& m, int chunk,
+                              const std::string& name, Record& record) {
+    const int total = static_cast<int>(m.tokens.size());
+    const auto width = static_cast<size_t>(backbone.spec().width);
+    const auto vocabulary = static_cast<size_t>(backbone.spec().vocabulary);
+    std::vector<float> logits(m.tokens.size() * vocabulary), hidden(m.tokens.size() * width);
+    std::vector<int32_t> best(m.tokens.size());
+    for (int begin = 0; begin < total; begin += chunk) {
+        const int count = std::min(chunk, total - begin);
+        std::vector<int> outputs;
+        for (int r = 0; r < count; ++r) outputs.push_back(r);
+        const auto at = static_cast<size_t>(begin);
+        backbone.forward(
+            {{&cache, count}}, m.tokens.data() + begin, outputs, Level::logits,
+            {hidden.data() + at * width, best.data() + at, logits.data() + at * vocabulary});
+    }
+    record.add(name + ".logits", logits.data(), logits.size());
+    record.add(name + ".hidden", hidden.data(), hidden.size());
+    record.add(name + ".tokens", best.data(), best.size());
+    return {hidden.end() - static_cast<std::ptrdiff_t>(width), hidden.end()};
+}
+
+void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, const ModelFile& m,
+               const std::vector<float>& hidden, const std::string& name, Record& record) {
+    constexpr int steps = 6;
+    MtpHead head(backbone, m.head_ff, {m.head_kv_layer}, m.draft_tokens);
+    fill(head.slots(), m.head_tensors);
+    head.finish();
+    std::vector<int32_t> tokens(steps);
+    std::vector<float> confidences(steps);
+    head.draft(cache, m.tokens.front(), hidden.data(), steps, 0.0f, tokens.data(),
+               confidences.data());
+    record.add(name + ".draft", tokens.data(), tokens.size());
+    record.add(name + ".confidences", confidences.data(), confidences.size());
+}
+
+// What another library in the process may have left behind: rounding downward, subnormals flushed
+// and, on Arm, one NaN for all and the other format of halves.
+void spoil_float_environment() {
+    std::fesetround(FE_DOWNWARD);
+#if defined(__aarch64__)
+    uint64_t fpcr;
+    asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+    fpcr |= uint64_t{7} << 24;  // flush to zero, default NaN, alternative half precision
+    asm volatile("msr fpcr, %0" ::"r"(fpcr));
+#endif
+}
+
+}  // namespace
+
+void run_model(const char* path, Record& record) {
+    const ModelFile m = read_model(path);
+    for (const int threads : {1, 2}) {
+        const auto backbone = std::make_shared<Backbone>(model_spec(m), threads);
+        fill(backbone->slots(), m.tensors);
+        backbone->finish();
+        for (const int chunk : {1, 3, 9, static_cast<int>(m.tokens.size())}) {
+            const auto cache = backbone->new_cache(static_cast<int>(m.tokens.size()));
+            const std::string name =
+                "threads" + std::to_string(threads) + ".chunk" + std::to_string(chunk);
+            std::fenv_t before;
+            std::fegetenv(&before);
+            if (chunk == 9) spoil_float_environment();
+            const auto hidden = run_chunks(*backbone, *cache, m, chunk, name, record);
+            run_draft(backbone, *cache, m, hidden, name, record);
+            std::fesetenv(&before);
+        }
+    }
+}
+
+}  // namespace drafthead::tests
