@@ -4,12 +4,15 @@
 #   demo   three on-device tasks, plain and drafted    fmt    format Python and C++
 #   test   install what the tests need, run them       bench  measure, write docs/results.json
 #   ci     lint + test                                 docs   write the generated documentation
+#   fuzz   hostile model files for SECONDS (60)
 #
-# Variables: PYTHON (the interpreter .venv is made from), PYTEST_FLAGS, BENCH_FLAGS.
+# Variables: PYTHON (the interpreter .venv is made from), PYTEST_FLAGS, BENCH_FLAGS, SECONDS, SEED.
 
 PYTHON ?= python3
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+SECONDS ?= 60
+SEED ?= 0
 BACKBONE := smollm2-135m
 
 BIN := .venv/bin
@@ -23,7 +26,7 @@ TEST_TOOLS := .venv/.stamp-test
 LINT_TOOLS := .venv/.stamp-lint
 NATIVE := $(shell find native -type f \( -name '*.h' -o -name '*.cpp' \))
 
-.PHONY: setup demo test lint fmt bench docs ci
+.PHONY: setup demo test fuzz lint fmt bench docs ci
 .NOTPARALLEL:
 
 setup: $(RUNTIME) $(TEST_TOOLS) $(LINT_TOOLS)
@@ -35,6 +38,9 @@ demo: $(RUNTIME)
 test: $(RUNTIME) $(TEST_TOOLS)
 	@$(DRAFTHEAD) pull $(BACKBONE)
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+fuzz: $(RUNTIME) $(TEST_TOOLS)
+	@$(BIN)/python -m tests.fuzz.fuzz --seconds $(SECONDS) --seed $(SEED) --findings build/fuzz
 
 lint: $(RUNTIME) $(LINT_TOOLS)
 	$(BIN)/ruff check .

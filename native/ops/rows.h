@@ -99,7 +99,6 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
 // n % 16 == 0.
 template <class S>
 void geglu(const float* gate, const float* up, int n, float* out) {
-    const auto zero = S::set1(0.0f);
     const auto half = S::set1(0.5f);
     for (int i = 0; i < n; i += 16) {
         const auto g = S::load(gate + i);
@@ -107,7 +106,7 @@ void geglu(const float* gate, const float* up, int n, float* out) {
         const auto cubic = S::fma(S::mul(g, g), S::set1(0.044715f), S::set1(1.0f));
         const auto inner = S::mul(S::mul(g, S::set1(0.797884560802865356f)), cubic);
         const auto h = S::mul(g, half);
-        const auto gelu = S::fma(h, tanh<S>(inner), S::fma(g, zero, h));
+        const auto gelu = S::fma(h, tanh<S>(inner), h);  // not finite where g is not
         S::store(out + i, S::mul(gelu, S::load(up + i)));
     }
 }

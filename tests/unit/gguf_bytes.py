@@ -26,7 +26,12 @@ def text(value: str | bytes) -> bytes:
 
 
 def value(python: object) -> tuple[int, bytes]:
-    """The (type, bytes) of a Python value: int -> uint32, float -> float32, lists -> arrays."""
+    """The (type, bytes) of a Python value: int -> uint32, float -> float32, lists -> arrays.
+
+    A tuple is taken as the type and bytes themselves.
+    """
+    if isinstance(python, tuple):
+        return python
     if isinstance(python, bool):
         return BOOL, bytes([python])
     if isinstance(python, int):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
-from drafthead.backbone.handle import Segment
+from drafthead.backbone.handle import Backbone, Segment
 from drafthead.gguf.types import GGML_TYPES
 from tests import fakes
+from tests.tiny import FLOAT, TinySpec, write_tiny_llama
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SIZE = 64
@@ -59,31 +61,68 @@ def test_tables_are_aligned_markdown(script):
     ]
 
 
-def test_an_engine_agrees_with_itself(script):
-    agreement = script("agreement")
+def seen_by(agreement, odd=(), length=200, alone=1, **more):
+    """Two windows of one text, read by the scripted backbone and by an odd peer."""
     backbone = fakes.ScriptedBackbone(fakes.hashed_next(SIZE), SIZE)
-    seen = agreement.Compared("prose")
-    tokens = [(7 * i) % SIZE for i in range(200)]
-    agreement.compare(backbone, OddPeer(backbone), tokens, seen)
-    found = agreement.summary(seen)
-    assert (found["positions"], found["agreement"], found["perplexity_ratio"]) == (199, 1.0, 1.0)
+    peers = {"drafthead": OddPeer(backbone), "llama.cpp": OddPeer(backbone, odd)}
+    peers |= {name: OddPeer(backbone, where) for name, where in more.items()}
+    text = [[(step * i) % SIZE for i in range(length)] for step in (7, 11)]
+    return agreement.compare(peers, text, alone)
+
+
+def compared(agreement, *arguments, **options):
+    return agreement.summary(seen_by(agreement, *arguments, **options))
+
+
+def test_an_engine_agrees_with_itself(script):
+    found = compared(script("agreement"))
+    assert (found["positions"], found["agreement"], found["perplexity_ratio"]) == (398, 1.0, 1.0)
     assert found["margin_where_different_nats"] is None
     assert found["llama.cpp_with_itself"] == {"positions": 199, "differ": 0}
+    assert found["agreement_with_exact"] is None
 
 
 def test_differences_are_counted_and_asked_about_again(script):
     """The last position predicts nothing; a pass of one row tells what the batch did."""
-    agreement = script("agreement")
-    backbone = fakes.ScriptedBackbone(fakes.hashed_next(SIZE), SIZE)
-    seen = agreement.Compared("code")
-    tokens = [(7 * i) % SIZE for i in range(150)]
-    agreement.compare(backbone, OddPeer(backbone, odd=(3, 64, 100, 149)), tokens, seen)
-    found = agreement.summary(seen)
-    assert found["agreement"] == pytest.approx(1 - 3 / 149)
-    assert found["asked_again"] == found["one_row_pass_differs_from_its_own"] == 3
-    assert found["one_row_pass_agrees_with_drafthead"] == 3
+    found = compared(script("agreement"), odd=(3, 64, 100, 149), length=150)
+    assert found["agreement"] == pytest.approx(1 - 6 / 298)
+    assert found["different"] == found["one_row_pass_differs_from_its_own"] == 6
+    assert found["one_row_pass_agrees_with_drafthead"] == 6
     assert found["llama.cpp_with_itself"] == {"positions": 149, "differ": 3}
     assert found["margin_where_different_nats"]["highest"] == 1.0  # one-hot logits
+
+
+def test_both_engines_are_put_beside_the_exact_one(script):
+    found = compared(script("agreement"), odd=(3, 64), length=101, exact=(64, 70, 71))
+    expected = {"drafthead": 1 - 6 / 200, "llama.cpp": 1 - 6 / 200}
+    assert found["agreement_with_exact"] == pytest.approx(expected)
+
+
+def test_kinds_of_text_are_pooled_by_position(script):
+    """Counts add up; rates are of all positions, not means of rates."""
+    agreement = script("agreement")
+    many, few = (seen_by(agreement, (3,), length) for length in (401, 101))
+    both = agreement.summary(many + few)
+    assert both["positions"] == 1000
+    assert both["agreement"] == pytest.approx(1 - 4 / 1000)
+    assert both["different"] == 4
+    assert both["llama.cpp_with_itself"] == {"positions": 500, "differ": 2}
+    loss = [np.concatenate(seen.losses["drafthead"]) for seen in (many, few)]
+    assert both["perplexity"]["drafthead"] == pytest.approx(np.exp(np.concatenate(loss).mean()))
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_1])
+def test_the_exact_form_has_the_weights_of_the_file(script, tmp_path, kind):
+    """Its logits are those of the same file with its weights written as floats."""
+    agreement = script("agreement")
+    spec = TinySpec()
+    exact = write_tiny_llama(tmp_path / "a.gguf", spec, dict.fromkeys(FLOAT, kind))
+    write_tiny_llama(tmp_path / "b.gguf", spec, FLOAT, exact)
+    made = agreement.exact_form(Backbone.open(tmp_path / "a.gguf", threads=1))
+    written = Backbone.open(tmp_path / "b.gguf", threads=1)
+    tokens = list(range(40))
+    logits = [agreement.Drafthead(each).feed(tokens, every_row=True) for each in (made, written)]
+    assert logits[0].tobytes() == logits[1].tobytes()
 
 
 def test_losses_are_negative_log_likelihoods(script):
@@ -109,8 +148,9 @@ def test_windows_begin_as_the_file_asks(script, add_bos):
     windows = agreement.windows(tokenizer, text, 3)
     assert {len(window) for window in windows} == {agreement.WINDOW}
     assert {window[0] == 257 for window in windows} == {add_bos}
-    joined = [token for window in windows for token in window[add_bos:]]
-    assert bytes(joined) == text.encode()[: len(joined)]
+    for index, window in enumerate(windows):
+        body = bytes(window[add_bos:])
+        assert body == text.encode()[index * 666 :][: len(body)]
     with pytest.raises(SystemExit, match="take fewer windows"):
         agreement.windows(tokenizer, text, 9)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drafthead.backbone.registry import cache_folder
 from drafthead.errors import RequestError
 from drafthead.gguf.reader import read_gguf
-from drafthead.text.template import MAX_RENDERED_CHARACTERS, ChatTemplate, Part, encode_chat
+from drafthead.text.template import ChatTemplate, Part, encode_chat
 from drafthead.text.tokenizer import Tokenizer
 
 Pair = tuple[Tokenizer, ChatTemplate]
@@ -197,7 +197,7 @@ def test_helpers_of_the_hub_exist(tmp_path: Path) -> None:
         ("{% for i in range(100001) %}x{% endfor %}", "refuses the messages"),
         (
             "{% for i in range(9999) %}{% for j in range(9999) %}123456789{% endfor %}{% endfor %}",
-            f"more than {MAX_RENDERED_CHARACTERS}",
+            "too many steps",
         ),
     ],
 )

@@ -5,7 +5,6 @@ Shapes: M rows of a pass, R output rows, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -71,20 +70,6 @@ def _token_ids(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]
     return ids.astype(np.int32)
 
 
-def _release(data: NDArray[np.uint8]) -> None:
-    """Give the pages of a packed tensor back; whoever reads them again gets them from the file."""
-    owner: object = data
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    begin = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
 class Backbone:
     """A frozen model, packed for the native core.
 
@@ -127,7 +112,7 @@ class Backbone:
             if tensor.kind == "vector":
                 ggml_type, data = F32, vector_values(gguf, tensor.name).view(np.uint8)
             native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data)
-            _release(gguf.data(tensor.name))  # or the file and its packed form would both stay
+            gguf.release(tensor.name)  # or the file and its packed form would both stay
         native.finish()
         return cls(gguf, spec, native, (time.perf_counter() - start) * 1e3)
 
@@ -148,7 +133,7 @@ class Backbone:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values a cell of the cache takes."""
+        """Bytes of keys and values (f16) that a token takes, before a window's ring is full."""
         return 2 * 2 * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
 
     @cached_property

@@ -1,9 +1,15 @@
-"""A validated GGUF file in memory: typed metadata, the tensor table, and the mapped bytes."""
+"""A validated GGUF file in memory: typed metadata, the tensor table, and the mapped bytes.
+
+A file that is made shorter while it is mapped kills the process that reads past its new end, so
+its size is looked at again before each tensor is read. Downloads replace a file and never write
+into it; a program that does so in the moment of reading is not guarded against.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +25,12 @@ SHOWN_CHARACTERS = 80
 
 def quoted(value: object) -> str:
     """Return a value from a file as a short printable text, safe in an error message."""
-    text = repr(value)
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.size} {value.dtype.name} values"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"an array of {len(value)} strings"
+    # Cut before repr too: the string may have megabytes.
+    text = repr(value[: SHOWN_CHARACTERS + 1] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
@@ -49,12 +60,29 @@ class GgufFile:
     version: int
     metadata: dict[str, object]
     tensors: dict[str, TensorInfo]
-    mapped: NDArray[np.uint8] = field(repr=False)
+    mapped: mmap.mmap = field(repr=False)
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor as a read-only view of the map, shape (nbytes,)."""
+        """Return the bytes of a tensor as a read-only view of the map, shape (nbytes,).
+
+        Raises:
+            GgufError: the file has become shorter since it was opened.
+        """
+        if self.mapped.size() < len(self.mapped):
+            raise GgufError(
+                f"{self.path} shrank from {len(self.mapped)} to {self.mapped.size()} bytes while "
+                "it was open; download it again."
+            )
         tensor = self.tensors[name]
-        return self.mapped[tensor.offset : tensor.offset + tensor.nbytes]
+        return np.frombuffer(self.mapped, np.uint8, tensor.nbytes, tensor.offset)
+
+    def release(self, name: str) -> None:
+        """Give the pages of a tensor back; whoever reads them again gets them from the file."""
+        tensor = self.tensors[name]
+        first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (tensor.offset + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the tensors: names, types, shapes and all their bytes.
@@ -71,8 +99,12 @@ class GgufFile:
     def tokenizer_fingerprint(self) -> str:
         """Return the SHA-256 (hex) of every tokenizer.ggml key: vocabulary, merges, special ids."""
         items = sorted(i for i in self.metadata.items() if i[0].startswith("tokenizer.ggml."))
-        table = [[k, v.tolist() if isinstance(v, np.ndarray) else v] for k, v in items]
-        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+        digest = hashlib.sha256(b"[")  # of a JSON list, one element after the other: they are long
+        for number, (key, value) in enumerate(items):
+            plain = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update((", " if number else "").encode() + json.dumps([key, plain]).encode())
+        digest.update(b"]")
+        return digest.hexdigest()
 
     def string(self, key: str, default: str | None = None) -> str:
         """Return a string value."""
@@ -108,7 +140,8 @@ class GgufFile:
         value = self._get(key, None)
         if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer):
             self._wrong(key, "an array of integers", value)
-        return [int(element) for element in value]
+        elements: list[int] = value.tolist()
+        return elements
 
     def _get(self, key: str, default: object) -> object:
         value = self.metadata.get(key, default)
@@ -121,8 +154,5 @@ class GgufFile:
 
 
 def _described(value: object) -> str:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"an array of {len(value)} strings"
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.size} {value.dtype.name} values"
-    return f"the {type(value).__name__} {quoted(value)}"
+    scalar = isinstance(value, str | int | float)
+    return f"the {type(value).__name__} {quoted(value)}" if scalar else quoted(value)

@@ -19,17 +19,21 @@ from jinja2 import Template, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from drafthead.errors import RequestError
 from drafthead.gguf.file import GgufFile, quoted
+from drafthead.text.sandbox import LimitedSandbox, template_limits
 from drafthead.text.tokenizer import Tokenizer
 from drafthead.text.vocabulary import special_id
 
 Message = Mapping[str, Any]  # a role and a content; checked when rendered
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_RENDERED_CHARACTERS = 1 << 23
+# What rendering may take, beside what the messages themselves need: far more than any chat does,
+# little enough for a hostile template.
+SPARE_CHARACTERS, CHARACTERS_PER_MESSAGE = 1 << 16, 1 << 10
+SPARE_STEPS, STEPS_PER_MESSAGE = 20_000, 1000
+MAX_REASON_CHARACTERS = 120
 _MARKS = range(0xF0000, 0x10FFFE)  # the private-use planes 15 and 16
 
 
@@ -113,29 +117,22 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         template = self._template()
-        pieces: list[str] = []
-        length = 0
+        characters = sum(len(m["content"]) for m in messages)
+        size = SPARE_CHARACTERS + CHARACTERS_PER_MESSAGE * len(messages) + 4 * characters
+        steps = SPARE_STEPS + STEPS_PER_MESSAGE * len(messages) + characters
         try:
-            for piece in template.generate(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            ):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_RENDERED_CHARACTERS:
-                    raise RequestError(
-                        f"The chat template prints more than {MAX_RENDERED_CHARACTERS} characters."
-                    )
-        except RequestError:
-            raise
+            with template_limits(steps, size):
+                return template.render(
+                    messages=[dict(m) for m in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tools=None,
+                    documents=None,
+                    **self._special_tokens,
+                )
         except Exception as error:  # template code can raise anything
             raise RequestError(
                 f"The chat template refuses the messages: {_reason(error)}."
             ) from None
-        return "".join(pieces)
 
     def _template(self) -> Template:
         if self._source is None:
@@ -145,7 +142,7 @@ class ChatTemplate:
         if self._compiled is None:
             try:
                 self._compiled = _compile(self._source)
-            except (TemplateError, RecursionError) as error:
+            except TemplateError as error:
                 raise RequestError(
                     f"The chat template of {self._origin} cannot be used ({_reason(error)}): use "
                     "--raw and write the whole prompt."
@@ -242,7 +239,7 @@ def _runs(parts: Iterable[Part], names: re.Pattern[str]) -> Iterator[tuple[str, 
 
 def _compile(source: str) -> Template:
     """Compile as Hugging Face's apply_chat_template does, with the same helpers at hand."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.globals["raise_exception"] = _raise_exception
@@ -282,4 +279,6 @@ def _to_json(
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
