@@ -75,10 +75,10 @@ struct Cache {
 };
 
 void set_tensor(WeightSlots& slots, Backbone& backbone, const std::string& name, int type, int rows,
-                int columns, const Vector<uint8_t>& data) {
+                int columns, const Vector<uint8_t>& data, bool mapped) {
     const nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(backbone.turn());  // packing takes the pool
-    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size(),
+    slots.set(name, static_cast<GgmlType>(type), rows, columns, data.data(), data.size(), mapped,
               backbone.pool());
 }
 
@@ -240,7 +240,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // a pass.
 double integer_peak(int threads) {
     constexpr int rounds = 1 << 18;
-    constexpr int runs = 8;
+    constexpr int runs = 64;  // a new thread may share the core of another at first
     ThreadPool pool(threads);
     const Kernels& k = kernels();
     double best = 0;
@@ -251,6 +251,17 @@ double integer_peak(int threads) {
             std::max(best, double{rounds} * ops::probe_products * threads / seconds_since(start));
     }
     return best;
+}
+
+// Reads an array once on `threads` threads, each its own part: the memory's limit of a pass.
+void read_bytes(const Vector<uint8_t>& data, int threads) {
+    const nb::gil_scoped_release release;
+    ThreadPool pool(threads);
+    const int lines = static_cast<int>(data.size() / 64);
+    pool.run([&](Team& team) {
+        const auto [begin, end] = team.share(lines);
+        kernels().read_lines(data.data() + static_cast<size_t>(begin) * 64, end - begin);
+    });
 }
 
 // Seconds of each of `repeats` products of the matrix with `rows` rows on `threads` threads.
@@ -291,6 +302,8 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa, "name"_a);
     m.def("integer_peak", &integer_peak, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 
+    m.def("read_bytes", &read_bytes, "data"_a, "threads"_a);
+
     nb::class_<Backbone>(m, "Backbone")
         .def(
             "__init__",
@@ -304,10 +317,10 @@ NB_MODULE(_native, m) {
         .def(
             "set_tensor",
             [](Backbone& self, const std::string& name, int type, int rows, int columns,
-               const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), self, name, type, rows, columns, data);
+               const Vector<uint8_t>& data, bool mapped) {
+                set_tensor(self.slots(), self, name, type, rows, columns, data, mapped);
             },
-            "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
+            "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a, "mapped"_a = false)
         .def("finish", &Backbone::finish)
         .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(),
              "outputs"_a.noconvert(), "level"_a)
@@ -372,7 +385,8 @@ NB_MODULE(_native, m) {
                 }
                 ThreadPool pool(1);
                 new (self) Matrix(pack_matrix(
-                    ggml_type, rows, columns, data.data(), [](int row) { return row; }, pool));
+                    ggml_type, rows, columns, data.data(), false, [](int row) { return row; },
+                    pool));
             },
             "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("multiply", &multiply, "x"_a)
@@ -404,7 +418,7 @@ NB_MODULE(_native, m) {
             "set_tensor",
             [](MtpHead& self, const std::string& name, int type, int rows, int columns,
                const Vector<uint8_t>& data) {
-                set_tensor(self.slots(), self.backbone(), name, type, rows, columns, data);
+                set_tensor(self.slots(), self.backbone(), name, type, rows, columns, data, false);
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)

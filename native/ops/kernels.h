@@ -88,6 +88,7 @@ struct Kernels {
     Best (*argmax)(const float* x, int n);                    // ties: the lowest index
     float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
     int32_t (*dot_rounds)(int rounds);  // rounds of probe_products multiply-adds (ops/probe.h)
+    int32_t (*read_lines)(const uint8_t* data, int lines);  // of 64 bytes
 };
 
 const Kernels* scalar_kernels();

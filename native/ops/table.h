@@ -31,6 +31,7 @@ const Kernels* table() {
         argmax<S>,
         sum_exp<S>,
         dot_rounds<S>,
+        read_lines<S>,
     };
     return &kernels;
 }

@@ -42,7 +42,7 @@ std::vector<uint8_t> weight_row(GgmlType type, int columns, ThreadPool& pool, Ra
     do {
         for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
         if (!is_integer(type_info(type).format)) fill_floats(type, random, bytes);
-        dequantize_row(pack_matrix(type, 1, columns, bytes.data(), as_stored, pool), 0,
+        dequantize_row(pack_matrix(type, 1, columns, bytes.data(), false, as_stored, pool), 0,
                        values.data());
     } while (!all_finite(values));
     return bytes;
@@ -72,7 +72,7 @@ void run_matmul(const Kernels& kernels, GgmlType type, Record& record) {
         const auto row = weight_row(type, columns, pool, random);
         data.insert(data.end(), row.begin(), row.end());
     }
-    const Matrix m = pack_matrix(type, outputs, columns, data.data(), as_stored, pool);
+    const Matrix m = pack_matrix(type, outputs, columns, data.data(), false, as_stored, pool);
     const auto x = activation_rows(most_rows, columns, random);
     const auto stride = static_cast<size_t>(m.tiles()) * tile_rows;
     const auto matmul = kernels.matmul[static_cast<int>(m.format)];

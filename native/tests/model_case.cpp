@@ -96,7 +96,7 @@ ModelFile read_model(const char* path) {
 void fill(WeightSlots& slots, const std::vector<Tensor>& tensors, ThreadPool& pool) {
     for (const Tensor& t : tensors) {
         slots.set(t.name, static_cast<GgmlType>(t.type), t.rows, t.columns, t.data.data(),
-                  t.data.size(), pool);
+                  t.data.size(), false, pool);
     }
 }
 

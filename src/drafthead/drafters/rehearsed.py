@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from drafthead._native import KvCache
 from drafthead.types import Draft
 
-
 LONGEST_DRAFT = 8
 
 
