@@ -62,6 +62,7 @@ LOADING = Loading(
     mapped_bytes=150,
     peak_bytes=1300,
     python_bytes=40,
+    metadata_bytes=9,
     text_bytes=7,
 )
 
@@ -136,6 +137,7 @@ def test_loading_is_measured_in_a_process_of_its_own(backbone_path):
     assert loading.resident_bytes > 0.9 * loading.file_bytes
     assert loading.peak_bytes >= loading.resident_bytes >= loading.mapped_bytes >= 0
     assert loading.python_bytes > 10e6
+    assert 1e6 < loading.metadata_bytes < 0.5 * loading.file_bytes
     assert 1e6 < loading.text_bytes < 0.5 * loading.file_bytes
     assert loading.load_ms > 0
 

@@ -12,8 +12,9 @@ DESCRIPTION = (
     "pass stand its two limits on this machine: the time that reading its weights takes at the "
     "memory bandwidth measured in the same rounds, and the time that its multiply-adds with "
     "weights take at the measured peak of integer multiply-adds; the larger one binds. Loading is "
-    "measured in a fresh process: what the weights make resident, now and at the peak, without "
-    "Python and its libraries, which come before, and without the tokenizer, which comes after."
+    "measured in a fresh process: what the weights make resident, in the end and at the peak, "
+    "without Python and its libraries, which come before, without the tokenizer, which comes "
+    "after, and without the file's metadata, which is the vocabulary above all."
 )
 
 
@@ -77,6 +78,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
         f"{megabytes['resident_bytes']} stay resident ({memory['resident_ratio']:.2f}; "
         f"{megabytes['mapped_bytes']} of them are pages of the file) and "
         f"{megabytes['peak_bytes']} are at the peak ({memory['peak_ratio']:.2f}); Python and its "
-        f"libraries take {megabytes['python_bytes']}, the tokenizer {megabytes['text_bytes']}, a "
-        f"token of context {memory['kv_bytes_per_token']:,} bytes.",
+        f"libraries take {megabytes['python_bytes']}, the file's metadata "
+        f"{megabytes['metadata_bytes']}, the tokenizer {megabytes['text_bytes']}, a token of "
+        f"context {memory['kv_bytes_per_token']:,} bytes.",
     ]

@@ -2,8 +2,9 @@
 
 Resident memory is what the kernel counts for a process: pages it has written, and pages of the
 mapped file that it has touched and the kernel has not dropped yet. A fresh process tells the
-weights from Python with its libraries, which come before, and from the tokenizer, which comes
-after; and its peak is that of loading alone.
+weights from Python with its libraries, which come before, from the tokenizer, which comes after,
+and from the file's metadata, which is read once more to see what it takes; and its peak is that of
+loading alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from time import perf_counter
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import DraftheadError, FileError
+from drafthead.gguf.reader import read_gguf
 from drafthead.text.template import ChatTemplate
 from drafthead.text.tokenizer import Tokenizer
 
@@ -28,9 +30,10 @@ PROCESS = Path("/proc/self")
 class Loading:
     """What loading took; the bytes of a step are the difference it made.
 
-    file_bytes: size of the file.  resident_bytes: of the weights, once loaded, of which
-    mapped_bytes are pages of the file.  peak_bytes: the most while they were loaded.
-    python_bytes: of Python and its libraries.  text_bytes: of tokenizer and chat template.
+    file_bytes: size of the file.  resident_bytes: of the weights, once loaded.  mapped_bytes: pages
+    of the file among all.  peak_bytes: the most that the weights took while they were loaded.
+    python_bytes: of Python and its libraries.  metadata_bytes: of the file's metadata, above all
+    the vocabulary.  text_bytes: of tokenizer and chat template.
     """
 
     load_ms: float
@@ -39,6 +42,7 @@ class Loading:
     mapped_bytes: int
     peak_bytes: int
     python_bytes: int
+    metadata_bytes: int
     text_bytes: int
 
 
@@ -70,14 +74,18 @@ def load_here(path: Path, threads: int) -> Loading:
     tokenizer = Tokenizer.from_gguf(backbone.gguf)
     text_side = tokenizer, ChatTemplate.from_gguf(backbone.gguf, tokenizer)
     with_text, _, _ = resident()
-    del tokenizer, text_side
+    again = read_gguf(path)
+    metadata_bytes = resident()[0] - with_text
+    del tokenizer, text_side, again
+    before = python_bytes + metadata_bytes
     return Loading(
         load_ms=round(load_ms, 1),
         file_bytes=path.stat().st_size,
-        resident_bytes=loaded - python_bytes,
+        resident_bytes=loaded - before,
         mapped_bytes=mapped - mapped_before,
-        peak_bytes=peak - python_bytes,
+        peak_bytes=peak - before,
         python_bytes=python_bytes,
+        metadata_bytes=metadata_bytes,
         text_bytes=with_text - loaded,
     )
 
