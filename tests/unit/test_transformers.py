@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drafthead import _native
+from drafthead.backbone.handle import Backbone, Segment
 from drafthead.gguf.model import Layer, ModelSpec, Rope
 from drafthead.gguf.reader import read_gguf
 from drafthead.gguf.spec import model_spec
 from tests import hf
+from tests.bits import same_bits
 from tests.reference import reference_logits
 
 TOKENS = [int(t) for t in np.random.default_rng(1).integers(0, 112, 320)]  # 20 windows
@@ -50,6 +53,30 @@ def test_the_formulas_give_the_librarys_logits(case):
     """So the file, its description and the reference that the engine is held to are right."""
     expected = reference_logits(case.weights, case.spec, TOKENS, cache="f32")
     assert np.abs(case.logits - expected).max() < tolerance(case.spec, expected)
+
+
+def engine_logits(path: Path, chunk: int, threads: int) -> np.ndarray:
+    """(M, V), fed `chunk` rows a pass; cells are f32, as the library's are."""
+    backbone = Backbone.open(path, threads=threads)
+    cache = backbone.new_cache(len(TOKENS), "f32")
+    passes = [TOKENS[i : i + chunk] for i in range(0, len(TOKENS), chunk)]
+    parts = [backbone.forward([Segment(cache, p)], want="logits").logits for p in passes]
+    return np.concatenate(parts)
+
+
+def test_the_engine_gives_the_librarys_logits(case):
+    """Each is as near to exact as float32 allows, so they differ by twice that at most."""
+    found = engine_logits(case.path, len(TOKENS), 2)
+    assert np.abs(found - case.logits).max() < 2 * tolerance(case.spec, case.logits)
+
+
+def test_no_architecture_has_a_bit_that_depends_on_the_pass(case, every_isa):
+    """One row at a time, in pieces on two threads, and whole on each instruction set."""
+    expected = engine_logits(case.path, 1, 1)
+    assert same_bits(engine_logits(case.path, 7, 2), expected)
+    for isa in every_isa:
+        _native.set_isa(isa)
+        assert same_bits(engine_logits(case.path, len(TOKENS), 1), expected), isa
 
 
 def changes(spec: ModelSpec) -> dict[str, ModelSpec]:
