@@ -187,7 +187,7 @@ void tile_product(const uint8_t* tile, const Rows& rows, int first, typename S::
         tile += super_scale_bytes(f);
         for (int i = 0; i < together; ++i, tile += block_bytes(f)) {
             // With several rows a block is too much work for the processor to look ahead by itself.
-            if constexpr (R > 4) {
+            if constexpr (R > 3) {
                 for (size_t line = 0; line < block_bytes(f); line += 64) {
                     __builtin_prefetch(tile + prefetch_bytes + line);
                 }
