@@ -384,9 +384,10 @@ NB_MODULE(_native, m) {
                     throw std::invalid_argument("the data does not hold rows x columns weights");
                 }
                 ThreadPool pool(1);
+                Arena arena;
                 new (self) Matrix(pack_matrix(
                     ggml_type, rows, columns, data.data(), false, [](int row) { return row; },
-                    pool));
+                    arena, pool));
             },
             "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("multiply", &multiply, "x"_a)

@@ -44,7 +44,8 @@ void WeightSlots::set(const std::string& name, GgmlType type, int rows, int colu
                                     " bytes, expected " + std::to_string(expected));
     }
     if (slot.matrix != nullptr) {
-        *slot.matrix = pack_matrix(type, rows, columns, data, mapped, slot.source_row, pool);
+        *slot.matrix =
+            pack_matrix(type, rows, columns, data, mapped, slot.source_row, arena_, pool);
     } else {
         if (type != GgmlType::f32) throw std::invalid_argument("tensor '" + name + "' must be F32");
         slot.vector->reset(static_cast<size_t>(columns));

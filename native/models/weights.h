@@ -33,6 +33,7 @@ private:
         bool filled;
     };
     std::map<std::string, Slot> slots_;
+    Arena arena_;
 };
 
 }  // namespace drafthead

@@ -218,7 +218,7 @@ void pack_rows(Matrix& m, const TypeInfo& info, int row_begin, int row_end, cons
     const size_t row_bytes = static_cast<size_t>(m.columns) / info.weights * info.bytes;
     for (int row = row_begin; row < row_end; ++row) {
         const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
-        uint8_t* tile = m.data.data() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
+        uint8_t* tile = m.data.get() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
         const int lane = row % tile_rows;
         if (is_integer(m.format)) {
             with_integer_format(m.format,
@@ -232,7 +232,7 @@ void pack_rows(Matrix& m, const TypeInfo& info, int row_begin, int row_end, cons
 }  // namespace
 
 Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bool mapped,
-                   const std::function<int(int)>& source_row, ThreadPool& pool) {
+                   const std::function<int(int)>& source_row, Arena& arena, ThreadPool& pool) {
     const TypeInfo info = type_info(type);
     const int multiple = info.weights > block_k ? static_cast<int>(info.weights) : block_k;
     if (rows <= 0 || columns <= 0 || columns % multiple != 0) {
@@ -245,7 +245,7 @@ Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bo
     m.rows = rows;
     m.columns = columns;
     m.tile_bytes = tile_bytes(m.format, columns);
-    m.data.reset(m.tile_bytes * static_cast<size_t>(m.tiles()));
+    m.data = arena.take(m.bytes());
     // In parts, so that a large tensor is never there twice.
     constexpr size_t part_bytes = size_t{8} << 20;
     const size_t row_bytes = ggml_row_bytes(type, columns);

@@ -4,9 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "quant/formats.h"
-#include "runtime/aligned.h"
+#include "runtime/arena.h"
 #include "runtime/thread_pool.h"
 
 namespace drafthead {
@@ -16,13 +17,13 @@ struct Matrix {
     int rows = 0;  // output elements; the last tile is padded with zero weights
     int columns = 0;
     size_t tile_bytes = 0;
-    Aligned<uint8_t> data;
+    std::shared_ptr<uint8_t> data;
 
     int tiles() const { return (rows + tile_rows - 1) / tile_rows; }
     const uint8_t* tile(int index) const {
-        return data.data() + static_cast<size_t>(index) * tile_bytes;
+        return data.get() + static_cast<size_t>(index) * tile_bytes;
     }
-    size_t bytes() const { return data.bytes(); }
+    size_t bytes() const { return static_cast<size_t>(tiles()) * tile_bytes; }
 };
 
 size_t ggml_row_bytes(GgmlType type, int columns);
@@ -32,7 +33,7 @@ size_t ggml_row_bytes(GgmlType type, int columns);
 // given back as they are packed. Throws std::invalid_argument where the type or a size is not
 // supported.
 Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bool mapped,
-                   const std::function<int(int)>& source_row, ThreadPool& pool);
+                   const std::function<int(int)>& source_row, Arena& arena, ThreadPool& pool);
 
 // The reference dequantisation of one packed row: columns floats, the bits of ggml's own.
 void dequantize_row(const Matrix& matrix, int row, float* out);

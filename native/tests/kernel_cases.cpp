@@ -39,11 +39,12 @@ void fill_floats(GgmlType type, Random& random, std::vector<uint8_t>& bytes) {
 std::vector<uint8_t> weight_row(GgmlType type, int columns, ThreadPool& pool, Random& random) {
     std::vector<uint8_t> bytes(ggml_row_bytes(type, columns));
     std::vector<float> values(static_cast<size_t>(columns));
+    Arena arena;
     do {
         for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
         if (!is_integer(type_info(type).format)) fill_floats(type, random, bytes);
-        dequantize_row(pack_matrix(type, 1, columns, bytes.data(), false, as_stored, pool), 0,
-                       values.data());
+        dequantize_row(pack_matrix(type, 1, columns, bytes.data(), false, as_stored, arena, pool),
+                       0, values.data());
     } while (!all_finite(values));
     return bytes;
 }
@@ -67,12 +68,14 @@ void run_matmul(const Kernels& kernels, GgmlType type, Record& record) {
     const std::string name = "matmul." + std::to_string(static_cast<int>(type));
     Random random(name);
     ThreadPool pool(1);
+    Arena arena;
     std::vector<uint8_t> data;
     for (int r = 0; r < outputs; ++r) {
         const auto row = weight_row(type, columns, pool, random);
         data.insert(data.end(), row.begin(), row.end());
     }
-    const Matrix m = pack_matrix(type, outputs, columns, data.data(), false, as_stored, pool);
+    const Matrix m =
+        pack_matrix(type, outputs, columns, data.data(), false, as_stored, arena, pool);
     const auto x = activation_rows(most_rows, columns, random);
     const auto stride = static_cast<size_t>(m.tiles()) * tile_rows;
     const auto matmul = kernels.matmul[static_cast<int>(m.format)];
