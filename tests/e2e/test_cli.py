@@ -226,4 +226,5 @@ def test_cost_json_shows_what_the_machine_allows():
     assert report["rows_ms"].keys() == report["roofline"].keys() == {"1", "2"}
     assert report["integer_peak_g_s"] > 0 < report["prompt"]["tok_s"]
     assert report["memory"]["resident_bytes"] > 0.9 * report["memory"]["file_bytes"]
-    assert 0 < report["bandwidth_share"] < 1.2
+    gb_s = report["bytes_per_pass"] / report["rows_ms"]["1"] / 1e6
+    assert report["bandwidth_share"] == pytest.approx(gb_s / report["memory_read_gb_s"], rel=0.01)
