@@ -4,6 +4,7 @@ Standard library only, because it runs before .venv exists.
 
     python3 scripts/preflight.py              exit 1 with a sentence where something is missing
     python3 scripts/preflight.py --packages   print the missing Debian packages, one a line
+    ... --packages --arm                      those for the tests of the Arm code as well
 """
 
 from __future__ import annotations
@@ -42,6 +43,15 @@ def missing_packages() -> list[str]:
     return [package for package, is_present in present.items() if not is_present]
 
 
+def missing_arm_packages() -> list[str]:
+    """List the Debian packages without which the tests of the Arm code are skipped."""
+    tools = {
+        "g++-aarch64-linux-gnu": "aarch64-linux-gnu-g++",
+        "qemu-user-static": "qemu-aarch64-static",
+    }
+    return [package for package, tool in tools.items() if shutil.which(tool) is None]
+
+
 def main() -> int:
     """Run the check and return the exit status."""
     if sys.version_info < (3, 10):  # noqa: UP036  runs on whatever Python is there
@@ -54,7 +64,7 @@ def main() -> int:
         return 1
     missing = missing_packages()
     if "--packages" in sys.argv[1:]:
-        print("\n".join(missing))
+        print("\n".join(missing + (missing_arm_packages() if "--arm" in sys.argv[1:] else [])))
         return 0
     if missing:
         print(

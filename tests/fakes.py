@@ -90,7 +90,11 @@ class ScriptedBackbone:
 
     def __post_init__(self) -> None:
         self.spec = SimpleNamespace(
-            architecture="llama", vocab_size=self.vocab_size, context_length=1 << 20, d_model=3
+            architecture="llama",
+            vocab_size=self.vocab_size,
+            context_length=1 << 20,
+            d_model=3,
+            layers=(SimpleNamespace(window=0),),
         )
 
     def new_cache(self, capacity: int) -> FakeCache:

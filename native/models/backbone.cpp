@@ -141,8 +141,7 @@ std::unique_ptr<KvCache> Backbone::new_cache(int capacity, KvType type) {
     }
     std::vector<int> windows;
     for (const LayerSpec& layer : spec_.layer_specs) windows.push_back(layer.window);
-    auto cache =
-        std::make_unique<KvCache>(windows, spec_.kv_heads, spec_.head_dim, capacity, type);
+    auto cache = std::make_unique<KvCache>(windows, spec_.kv_heads, spec_.head_dim, capacity, type);
     const std::lock_guard<std::mutex> lock(turn_);
     // A draft after the last cell has a position of its own.
     rotary_.grow(std::min(capacity + 1, spec_.context), pool_);

@@ -36,11 +36,20 @@ size_t Workspace::bytes() const {
            q.bytes() + k.bytes() + v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
 }
 
+namespace {
+
+void multiply_tiles(const Matrix& m, int begin, int end, const Rows& rows, float* out,
+                    bool accumulate, const Kernels& kernels) {
+    kernels.matmul[static_cast<int>(m.format)](m, begin, end, rows, out + begin * tile_rows,
+                                               static_cast<size_t>(m.rows), accumulate);
+}
+
+}  // namespace
+
 void project(const Matrix& m, const Rows& rows, float* out, bool accumulate, const Kernels& kernels,
              const Team& team) {
     const auto [begin, end] = team.share(m.tiles());
-    kernels.matmul[static_cast<int>(m.format)](m, begin, end, rows, out + begin * tile_rows,
-                                               static_cast<size_t>(m.rows), accumulate);
+    multiply_tiles(m, begin, end, rows, out, accumulate, kernels);
 }
 
 namespace {
@@ -50,15 +59,42 @@ void add(const float* x, int n, float* to) {
     for (int i = 0; i < n; ++i) to[i] += x[i];
 }
 
+// Part of a (rows, columns) buffer.
+struct Region {
+    int row_begin, row_end, column_begin, column_end;
+};
+
+// Calls f for this thread's regions of a buffer that is to get an int8 form: whole groups of rows,
+// or columns of a group where there are fewer groups than threads. Rows of a group share cache
+// lines in that form, so two threads on two of them would wait for each other at every block.
+template <class F>
+void for_regions(int rows, int columns, const Team& team, const F& f) {
+    const int groups = (rows + row_group - 1) / row_group;
+    const int parts = groups >= team.size ? 1 : team.size;
+    const int blocks = columns / block_k;
+    const auto [begin, end] = team.share(groups * parts);
+    for (int item = begin; item < end; ++item) {
+        const int row = item / parts * row_group;
+        const int part = item % parts;
+        f(Region{row, std::min(row + row_group, rows), blocks * part / parts * block_k,
+                 blocks * (part + 1) / parts * block_k});
+    }
+}
+
 // normed = norm(x) for all rows, with its int8 form.
 void norm_rows(const float* weight, const PassContext& pass, Team& team) {
     const int width = pass.spec.width;
-    const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()));
-    for (int r = begin; r < end; ++r) {
-        pass.kernels.rms_norm(pass.work.x.data() + static_cast<size_t>(r) * width, weight, width,
-                              pass.spec.rms_eps, pass.work.normed.row(r));
-        pass.work.normed.quantize(pass.kernels, r, 0, width);
-    }
+    Activations& to = pass.work.normed;
+    for_regions(static_cast<int>(pass.rows.size()), width, team, [&](const Region& part) {
+        const int at = part.column_begin;
+        const int n = part.column_end - at;
+        for (int r = part.row_begin; r < part.row_end; ++r) {
+            const float* x = pass.work.x.data() + static_cast<size_t>(r) * width;
+            const float factor = pass.kernels.rms_factor(x, width, pass.spec.rms_eps);
+            pass.kernels.scale(x + at, weight + at, n, factor, to.row(r) + at);
+            to.quantize(pass.kernels, r, at, n);
+        }
+    });
     team.barrier();
 }
 
@@ -123,25 +159,31 @@ void place_heads(const DecoderLayer& layer, int kv_layer, Span rows, const PassC
                  Team& team) {
     const ModelSpec& s = pass.spec;
     const int rope = s.layer_specs[static_cast<size_t>(kv_layer)].rope;
-    const int per_row = s.heads + (layer.key.rows > 0 ? s.kv_heads : 0);
-    const auto [begin, end] = team.share((rows.end - rows.begin) * per_row);
+    // A unit is a query head, or the key and value of a head; a key-value head follows the queries
+    // of its group. Neighbouring positions of a key share cache lines, so a unit's rows stay
+    // together.
+    const bool writes_cache = layer.key.rows > 0;
+    const int group_units = s.group() + (writes_cache ? 1 : 0);
+    const int count = rows.end - rows.begin;
+    const auto [begin, end] = team.share(s.kv_heads * group_units * count);
     for (int item = begin; item < end; ++item) {
-        const int r = rows.begin + item / per_row;
-        const int head = item % per_row;
+        const int r = rows.begin + item % count;
+        const int kv_head = item / count / group_units;
+        const int unit = item / count % group_units;
         const RowPlace& row = pass.rows[static_cast<size_t>(r)];
         const Rotary::Angles angles = pass.rotary.at(rope, row.position);
-        if (head < s.heads) {
-            const int at = head * s.head_dim;
+        if (unit < s.group()) {
+            const int at = (kv_head * s.group() + unit) * s.head_dim;
             float* q = pass.work.q.data() + static_cast<size_t>(r) * s.query_width() + at;
             place_head(q, layer.query_bias, at, layer.query_norm, angles, s.attention_scale, pass);
             continue;
         }
-        const int at = (head - s.heads) * s.head_dim;
+        const int at = kv_head * s.head_dim;
         float* k = pass.work.k.data() + static_cast<size_t>(r) * s.kv_width() + at;
         float* v = pass.work.v.data() + static_cast<size_t>(r) * s.kv_width() + at;
         place_head(k, layer.key_bias, at, layer.key_norm, angles, 1.0f, pass);
         if (layer.value_bias.size() > 0) add(layer.value_bias.data() + at, s.head_dim, v);
-        store_cell(row, kv_layer, head - s.heads, k, v, pass);
+        store_cell(row, kv_layer, kv_head, k, v, pass);
     }
     team.barrier();
 }
@@ -196,8 +238,8 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
         for (int item = begin; item < end;) {
             const int head = item / items;
             const int stop = std::min(end, (head + 1) * items);
-            attend_items(kv_layer, head, rows.begin, item - head * items, stop - head * items,
-                         pass, scores);
+            attend_items(kv_layer, head, rows.begin, item - head * items, stop - head * items, pass,
+                         scores);
             item = stop;
         }
     } else {
@@ -213,20 +255,24 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
     team.barrier();
 }
 
-// hidden = silu(gate) * up, or with gelu, and its int8 form, in pieces of 32 columns.
-void activate(int ff_width, const PassContext& pass, Team& team) {
+// hidden = silu(gate . normed) * (up . normed), or with gelu, and its int8 form. A thread gates the
+// columns that it has multiplied itself, in pieces of 32, so nobody waits in between.
+void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& team) {
+    constexpr int tiles = block_k / tile_rows;  // of a piece
+    Workspace& w = pass.work;
+    const int ff_width = layer.gate.rows;
+    const auto [begin, end] = team.share(ff_width / block_k);
+    const Rows rows = w.normed.view();
+    multiply_tiles(layer.gate, begin * tiles, end * tiles, rows, w.gate.data(), false,
+                   pass.kernels);
+    multiply_tiles(layer.up, begin * tiles, end * tiles, rows, w.up.data(), false, pass.kernels);
     const auto gated = pass.spec.gelu ? pass.kernels.geglu : pass.kernels.swiglu;
-    const int pieces = ff_width / block_k;
-    const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()) * pieces);
-    for (int item = begin; item < end;) {
-        const int r = item / pieces;
-        const int first = item % pieces;
-        const int count = std::min(end - item, pieces - first);
-        const size_t at = static_cast<size_t>(r) * ff_width + static_cast<size_t>(first) * block_k;
-        gated(pass.work.gate.data() + at, pass.work.up.data() + at, count * block_k,
-              pass.work.hidden.row(r) + first * block_k);
-        pass.work.hidden.quantize(pass.kernels, r, first * block_k, count * block_k);
-        item += count;
+    const int first = begin * block_k;
+    const int count = (end - begin) * block_k;
+    for (int r = 0; r < rows.rows; ++r) {
+        const size_t at = static_cast<size_t>(r) * ff_width + first;
+        gated(w.gate.data() + at, w.up.data() + at, count, w.hidden.row(r) + first);
+        w.hidden.quantize(pass.kernels, r, first, count);
     }
     team.barrier();
 }
@@ -250,10 +296,7 @@ void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass,
     join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
 
     norm_rows(layer.ff_norm.data(), pass, team);
-    project(layer.gate, w.normed.view(), w.gate.data(), false, pass.kernels, team);
-    project(layer.up, w.normed.view(), w.up.data(), false, pass.kernels, team);
-    team.barrier();
-    activate(layer.gate.rows, pass, team);
+    gated_products(layer, pass, team);
     join_branch(layer.down, w.hidden.view(), layer.post_ff_norm, pass, team);
 }
 

@@ -28,7 +28,7 @@ void WeightSlots::vector(const std::string& name, Aligned<float>* to, int size,
 }
 
 void WeightSlots::set(const std::string& name, GgmlType type, int rows, int columns,
-                      const uint8_t* data, size_t bytes, ThreadPool& pool) {
+                      const uint8_t* data, size_t bytes, bool mapped, ThreadPool& pool) {
     const auto found = slots_.find(name);
     if (found == slots_.end())
         throw std::invalid_argument("tensor '" + name + "' has no place in this model");
@@ -44,7 +44,7 @@ void WeightSlots::set(const std::string& name, GgmlType type, int rows, int colu
                                     " bytes, expected " + std::to_string(expected));
     }
     if (slot.matrix != nullptr) {
-        *slot.matrix = pack_matrix(type, rows, columns, data, slot.source_row, pool);
+        *slot.matrix = pack_matrix(type, rows, columns, data, mapped, slot.source_row, pool);
     } else {
         if (type != GgmlType::f32) throw std::invalid_argument("tensor '" + name + "' must be F32");
         slot.vector->reset(static_cast<size_t>(columns));

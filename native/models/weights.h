@@ -17,10 +17,10 @@ public:
     void vector(const std::string& name, Aligned<float>* to, int size,
                 std::function<int(int)> source_row = nullptr);
 
-    // Packs on every thread of the pool, which must be free. Throws std::invalid_argument for an
-    // unknown, repeated, wrong-sized or unsupported tensor.
+    // Packs on every thread of the pool, which must be free; mapped as in pack_matrix. Throws
+    // std::invalid_argument for an unknown, repeated, wrong-sized or unsupported tensor.
     void set(const std::string& name, GgmlType type, int rows, int columns, const uint8_t* data,
-             size_t bytes, ThreadPool& pool);
+             size_t bytes, bool mapped, ThreadPool& pool);
     // Throws std::invalid_argument naming a slot that is still empty.
     void require_all() const;
 

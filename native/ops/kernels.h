@@ -71,6 +71,9 @@ struct Kernels {
                                  float* out, size_t out_stride, bool accumulate);
     // a row whose mean square is not finite becomes NaN throughout
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+    // its two steps: 1 / sqrt(mean(x^2) + eps), and out = x * factor * weight
+    float (*rms_factor)(const float* x, int n, float eps);
+    void (*scale)(const float* x, const float* weight, int n, float factor, float* out);
     // a block that is not finite throughout gets d = d_sum = NaN, so that no integer hides it
     void (*quantize)(const float* x, int n, const QuantizedRow& to);
     // rotates (x[i], x[i + half]) by the angle of frequency i, then scales
@@ -85,10 +88,13 @@ struct Kernels {
     Best (*argmax)(const float* x, int n);                    // ties: the lowest index
     float (*sum_exp)(const float* x, int n, float subtract);  // sum of exp(x - subtract)
     int32_t (*dot_rounds)(int rounds);  // rounds of probe_products multiply-adds (ops/probe.h)
+    int32_t (*read_lines)(const uint8_t* data, int lines);  // of 64 bytes
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();  // x86-64 only, like the next
+const Kernels* avx2_kernels();  // x86-64 only, like the next three
+const Kernels* avxvnni_kernels();
+const Kernels* avx512vl_kernels();
 const Kernels* avx512_kernels();
 const Kernels* neon_kernels();  // AArch64 only, like the next
 const Kernels* neon_i8mm_kernels();

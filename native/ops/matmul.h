@@ -86,15 +86,23 @@ constexpr bool has_byte_codes = f == Format::q8_0 || f == Format::iq4_nl || f ==
 template <class S, Format f, int R, int first, int count>
 inline __attribute__((always_inline)) void add_dots(const uint8_t* block, const int8_t* q,
                                                     typename S::I (&dot)[R]) {
-    unrolled<count>([&](auto i) __attribute__((always_inline)) {
-        constexpr int j = first + i;
-        const auto word = code_word<S, f, j>(block);
+    if constexpr (R > 1 && requires { S::multiplies_row_pairs; }) {
+        const auto word = [&](auto i) __attribute__((always_inline)) {
+            return code_word<S, f, first + i>(block);
+        };
+        S::template add_dots<R, count>(dot, word, q + 4 * first);
+    } else {
+        unrolled<count>([&](auto i) __attribute__((always_inline)) {
+            constexpr int j = first + i;
+            const auto word = code_word<S, f, j>(block);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const int8_t* x = q + block_k * r + 4 * j;
-            dot[r] = has_byte_codes<f> ? S::dot_w8(dot[r], word, x) : S::dot_u7(dot[r], word, x);
-        }
-    });
+            for (int r = 0; r < R; ++r) {
+                const int8_t* x = q + block_k * r + 4 * j;
+                dot[r] =
+                    has_byte_codes<f> ? S::dot_w8(dot[r], word, x) : S::dot_u7(dot[r], word, x);
+            }
+        });
+    }
 }
 
 // What a dot starts from, so that it ends as the sum over (q - zero).
@@ -179,7 +187,7 @@ void tile_product(const uint8_t* tile, const Rows& rows, int first, typename S::
         tile += super_scale_bytes(f);
         for (int i = 0; i < together; ++i, tile += block_bytes(f)) {
             // With several rows a block is too much work for the processor to look ahead by itself.
-            if constexpr (R > 4) {
+            if constexpr (R > 3) {
                 for (size_t line = 0; line < block_bytes(f); line += 64) {
                     __builtin_prefetch(tile + prefetch_bytes + line);
                 }

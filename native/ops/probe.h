@@ -1,4 +1,4 @@
-// What the instruction set can do at best: integer dots on registers alone.
+// What the machine can do at best: integer dots on registers alone, and memory read as one stream.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,19 @@ int32_t dot_rounds(int rounds) {
     auto total = S::izero();
     for (const auto& s : sum) total = S::iadd(total, s);
     return S::reduce_iadd(total);
+}
+
+// Reads lines of 64 bytes in order, as a pass reads weights.
+template <class S>
+int32_t read_lines(const uint8_t* data, int lines) {
+    const int8_t ones[4] = {1, 1, 1, 1};
+    typename S::I sum[4];
+    for (auto& s : sum) s = S::izero();
+    for (int line = 0; line + 4 <= lines; line += 4, data += 256) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) sum[i] = S::dot_u7(sum[i], S::load_bytes(data + 64 * i), ones);
+    }
+    return S::reduce_iadd(S::iadd(S::iadd(sum[0], sum[1]), S::iadd(sum[2], sum[3])));
 }
 
 }  // namespace drafthead::ops

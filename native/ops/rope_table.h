@@ -16,8 +16,8 @@ public:
     // factors: (half), before the table is filled (Llama 3.1's scaling, as its files store it).
     void divide_frequencies(const float* factors);
 
-    void reserve(int positions);      // room for positions 0 .. positions - 1, rounded up
-    void fill(int begin, int end);    // computes a part of what is reserved
+    void reserve(int positions);    // room for positions 0 .. positions - 1, rounded up
+    void fill(int begin, int end);  // computes a part of what is reserved
     int positions() const { return static_cast<int>(blocks_.size()) * block_rows; }
     const float* cosines(int position) const {
         return blocks_[static_cast<size_t>(position / block_rows)].data() + offset(position);

@@ -6,10 +6,9 @@
 
 namespace drafthead::ops {
 
-// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 ==
-// 0.
+// 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 == 0.
 template <class S>
-void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+float rms_factor(const float* x, int n, float eps) {
     auto squares = S::set1(0.0f);
     for (int i = 0; i < n; i += 16) {
         const auto v = S::load(x + i);
@@ -18,10 +17,21 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
     const float mean = S::reduce_add(squares) / static_cast<float>(n);
     // An infinite mean would give factor 0 and a row of zeros that looks sound.
     const bool finite = mean < __builtin_inff();
-    const auto factor = S::set1(finite ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
+    return finite ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf("");
+}
+
+// out = x * factor * weight, element by element: any part of a row can be done apart.
+template <class S>
+void scale(const float* x, const float* weight, int n, float factor, float* out) {
+    const auto f = S::set1(factor);
     for (int i = 0; i < n; i += 16) {
-        S::store(out + i, S::mul(S::mul(S::load(x + i), factor), S::load(weight + i)));
+        S::store(out + i, S::mul(S::mul(S::load(x + i), f), S::load(weight + i)));
     }
+}
+
+template <class S>
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+    scale<S>(x, weight, n, rms_factor<S>(x, n, eps), out);
 }
 
 // Symmetric int8 in blocks of 32: d = max|x| / 127, q = round(x / d). n % 32 == 0.
@@ -89,7 +99,6 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
 // n % 16 == 0.
 template <class S>
 void geglu(const float* gate, const float* up, int n, float* out) {
-    const auto zero = S::set1(0.0f);
     const auto half = S::set1(0.5f);
     for (int i = 0; i < n; i += 16) {
         const auto g = S::load(gate + i);
@@ -97,7 +106,7 @@ void geglu(const float* gate, const float* up, int n, float* out) {
         const auto cubic = S::fma(S::mul(g, g), S::set1(0.044715f), S::set1(1.0f));
         const auto inner = S::mul(S::mul(g, S::set1(0.797884560802865356f)), cubic);
         const auto h = S::mul(g, half);
-        const auto gelu = S::fma(h, tanh<S>(inner), S::fma(g, zero, h));
+        const auto gelu = S::fma(h, tanh<S>(inner), h);  // not finite where g is not
         S::store(out + i, S::mul(gelu, S::load(up + i)));
     }
 }

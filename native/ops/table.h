@@ -19,6 +19,8 @@ const Kernels* table() {
          matmul<S, Format::q2_k>, matmul<S, Format::q3_k>, matmul<S, Format::q6_k>,
          matmul<S, Format::f16>, matmul<S, Format::bf16>, matmul<S, Format::f32>},
         rms_norm<S>,
+        rms_factor<S>,
+        scale<S>,
         quantize<S>,
         rope<S>,
         to_half<S>,
@@ -29,6 +31,7 @@ const Kernels* table() {
         argmax<S>,
         sum_exp<S>,
         dot_rounds<S>,
+        read_lines<S>,
     };
     return &kernels;
 }

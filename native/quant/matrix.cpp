@@ -1,5 +1,9 @@
 #include "quant/matrix.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -198,7 +202,36 @@ size_t ggml_row_bytes(GgmlType type, int columns) {
     return static_cast<size_t>(columns) / info.weights * info.bytes;
 }
 
-Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data,
+namespace {
+
+// The system takes the pages of a file's map back, and reads them again if they are wanted again.
+void give_back(const uint8_t* data, size_t bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t first = (at + page - 1) / page * page;
+    const uintptr_t last = (at + bytes) / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+void pack_rows(Matrix& m, const TypeInfo& info, int row_begin, int row_end, const uint8_t* data,
+               const std::function<int(int)>& source_row) {
+    const size_t row_bytes = static_cast<size_t>(m.columns) / info.weights * info.bytes;
+    for (int row = row_begin; row < row_end; ++row) {
+        const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
+        uint8_t* tile = m.data.data() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
+        const int lane = row % tile_rows;
+        if (is_integer(m.format)) {
+            with_integer_format(m.format,
+                                [&]<Format f>() { pack_row<f>(source, m.columns, lane, tile); });
+        } else {
+            pack_row_plain(source, m.columns, info.bytes, lane, tile);
+        }
+    }
+}
+
+}  // namespace
+
+Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bool mapped,
                    const std::function<int(int)>& source_row, ThreadPool& pool) {
     const TypeInfo info = type_info(type);
     const int multiple = info.weights > block_k ? static_cast<int>(info.weights) : block_k;
@@ -213,21 +246,21 @@ Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data,
     m.columns = columns;
     m.tile_bytes = tile_bytes(m.format, columns);
     m.data.reset(m.tile_bytes * static_cast<size_t>(m.tiles()));
+    // In parts, so that a large tensor is never there twice.
+    constexpr size_t part_bytes = size_t{8} << 20;
     const size_t row_bytes = ggml_row_bytes(type, columns);
-    pool.run([&](Team& team) {
-        const auto [begin, end] = team.share(m.tiles());
-        for (int row = begin * tile_rows; row < std::min(end * tile_rows, rows); ++row) {
-            const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
-            uint8_t* tile = m.data.data() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
-            const int lane = row % tile_rows;
-            if (is_integer(m.format)) {
-                with_integer_format(m.format,
-                                    [&]<Format f>() { pack_row<f>(source, columns, lane, tile); });
-            } else {
-                pack_row_plain(source, columns, info.bytes, lane, tile);
-            }
-        }
-    });
+    const int part_tiles = static_cast<int>(part_bytes / (row_bytes * tile_rows)) + 1;
+    for (int tile = 0; tile < m.tiles(); tile += part_tiles) {
+        const int tiles = std::min(part_tiles, m.tiles() - tile);
+        pool.run([&](Team& team) {
+            const auto [begin, end] = team.share(tiles);
+            pack_rows(m, info, (tile + begin) * tile_rows, std::min((tile + end) * tile_rows, rows),
+                      data, source_row);
+        });
+        const int first = tile * tile_rows;
+        const int count = std::min(tiles * tile_rows, rows - first);
+        if (mapped) give_back(data + first * row_bytes, static_cast<size_t>(count) * row_bytes);
+    }
     return m;
 }
 

@@ -28,9 +28,10 @@ struct Matrix {
 size_t ggml_row_bytes(GgmlType type, int columns);
 
 // Packs `rows` x `columns` weights of a GGUF tensor on every thread of the pool. Packed row r takes
-// the file's row source_row(r). Throws std::invalid_argument where the type or a size is not
+// the file's row source_row(r). mapped: data lies in a read-only map of a file, whose pages are
+// given back as they are packed. Throws std::invalid_argument where the type or a size is not
 // supported.
-Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data,
+Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bool mapped,
                    const std::function<int(int)>& source_row, ThreadPool& pool);
 
 // The reference dequantisation of one packed row: columns floats, the bits of ggml's own.

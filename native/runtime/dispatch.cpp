@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(DRAFTHEAD_NEON)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -15,7 +15,7 @@ namespace {
 
 std::vector<const Kernels*> runnable() {
     std::vector<const Kernels*> tables;
-#if defined(__x86_64__)
+#if defined(DRAFTHEAD_X86)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c");
@@ -23,8 +23,10 @@ std::vector<const Kernels*> runnable() {
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     if (avx512) tables.push_back(avx512_kernels());
+    if (avx2 && __builtin_cpu_supports("avxvnni")) tables.push_back(avxvnni_kernels());
+    if (avx512) tables.push_back(avx512vl_kernels());
     if (avx2) tables.push_back(avx2_kernels());
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(DRAFTHEAD_NEON)
     const bool dot_product = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
     const bool i8mm = dot_product && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
     if (i8mm) tables.push_back(neon_i8mm_kernels());

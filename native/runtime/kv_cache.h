@@ -32,8 +32,7 @@ public:
         : kv_heads_(kv_heads), head_dim_(head_dim), capacity_(capacity), type_(type) {
         size_t total = 0;
         for (const int window : windows) {
-            const int seen =
-                window > 0 && window < capacity - slack ? window + slack : capacity;
+            const int seen = window > 0 && window < capacity - slack ? window + slack : capacity;
             layers_.push_back({window, (seen + 15) / 16 * 16, total});
             total += static_cast<size_t>(kv_heads) * head_bytes(layers_.back());
         }
@@ -96,11 +95,12 @@ public:
                                         " of a cache of length " + std::to_string(length_));
         }
         if (length > 0 && length < rollback_floor()) {
-            throw std::invalid_argument(
-                "rollback to " + std::to_string(length) + " of a cache of length " +
-                std::to_string(length_) + " is too deep: its sliding windows have overwritten "
-                "cells that lengths below " + std::to_string(rollback_floor()) +
-                " need; roll back to 0 and feed the tokens again");
+            throw std::invalid_argument("rollback to " + std::to_string(length) +
+                                        " of a cache of length " + std::to_string(length_) +
+                                        " is too deep: its sliding windows have overwritten "
+                                        "cells that lengths below " +
+                                        std::to_string(rollback_floor()) +
+                                        " need; roll back to 0 and feed the tokens again");
         }
         length_ = length;
         if (length == 0) written_ = 0;

@@ -9,8 +9,10 @@
 
 namespace drafthead::simd {
 
-struct Avx2 {
-    static constexpr const char* name = "avx2";
+// `variant` tells apart what is compiled with different flags: no function of one instruction set
+// may stand in for that of another.
+template <int variant>
+struct Avx2Base {
     static constexpr int max_rows = 4;
 
     struct F {
@@ -152,6 +154,11 @@ struct Avx2 {
         std::memcpy(&v, x, 4);
         return _mm256_set1_epi32(v);
     }
+};
+
+struct Avx2 : Avx2Base<0> {
+    static constexpr const char* name = "avx2";
+
     // A pair sum is at most 2 * 127 * 127 = 32,258, so the 16-bit step never saturates.
     static __m256i dot_u7(__m256i acc, __m256i w, __m256i x) {
         const __m256i pairs = _mm256_maddubs_epi16(w, x);

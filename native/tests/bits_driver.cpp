@@ -2,7 +2,8 @@
 //
 //   bits_driver isas                      the instruction sets that can run here, best first
 //   bits_driver kernels ISA OUT TYPE...   every kernel of one; matmul for each GGUF weight type
-//   bits_driver model ISA OUT MODEL       a model of a file written by tests/exactness/test_arm.py
+//   bits_driver model ISA OUT MODEL CHUNK...
+//                                         a model of a file that tests/exactness/test_arm.py wrote
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,12 @@
 namespace drafthead::tests {
 namespace {
 
+std::vector<int> integers(char** begin, char** end) {
+    std::vector<int> values;
+    for (char** word = begin; word != end; ++word) values.push_back(std::atoi(*word));
+    return values;
+}
+
 int run(int count, char** words) {
     const std::string command = count > 1 ? words[1] : "";
     if (command == "isas") {
@@ -26,10 +33,12 @@ int run(int count, char** words) {
     Record record(words[3]);
     if (command == "kernels") {
         std::vector<GgmlType> types;
-        for (int i = 4; i < count; ++i) types.push_back(static_cast<GgmlType>(std::atoi(words[i])));
+        for (const int type : integers(words + 4, words + count)) {
+            types.push_back(static_cast<GgmlType>(type));
+        }
         run_kernels(kernels(), types, record);
-    } else if (command == "model" && count == 5) {
-        run_model(words[4], record);
+    } else if (command == "model" && count > 5) {
+        run_model(words[4], integers(words + 5, words + count), record);
     } else {
         throw std::invalid_argument("unknown command " + command);
     }

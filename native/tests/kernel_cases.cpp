@@ -14,64 +14,78 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
-bool is_float(GgmlType type) { return type == GgmlType::f32 || type == GgmlType::f16; }
+const auto as_stored = [](int row) { return row; };
 
-// Bytes of one row as a file might hold them. Quantised types take any bytes that stand for finite
-// weights, so every field of a block takes every value; float types take moderate numbers.
-std::vector<uint8_t> weight_row(GgmlType type, int columns, Random& random) {
+bool all_finite(const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+}
+
+// Moderate numbers as a float type stores them.
+void fill_floats(GgmlType type, Random& random, std::vector<uint8_t>& bytes) {
+    const size_t size = type_info(type).bytes;
+    for (size_t at = 0; at < bytes.size(); at += size) {
+        const float value = random.number(2.0f);
+        const uint16_t half = float_to_half(value);
+        const auto* word = reinterpret_cast<const uint8_t*>(&value);
+        const void* from = type == GgmlType::f32    ? word
+                           : type == GgmlType::bf16 ? word + 2  // the upper half
+                                                    : static_cast<const void*>(&half);
+        std::memcpy(bytes.data() + at, from, size);
+    }
+}
+
+// One row as a file might hold it. Quantised types take any bytes that stand for finite weights,
+// so that every field of a block takes every value.
+std::vector<uint8_t> weight_row(GgmlType type, int columns, ThreadPool& pool, Random& random) {
     std::vector<uint8_t> bytes(ggml_row_bytes(type, columns));
     std::vector<float> values(static_cast<size_t>(columns));
-    const auto size = bytes.size() / values.size();
     do {
-        for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(random.bits());
-        for (size_t k = 0; is_float(type) && k < values.size(); ++k) {
-            const float value = random.number(2.0f);
-            const uint16_t half = float_to_half(value);
-            const void* from = size == 4 ? static_cast<const void*>(&value) : &half;
-            std::memcpy(bytes.data() + k * size, from, size);
-        }
-        const Matrix row = pack_matrix(type, 1, columns, bytes.data(), [](int r) { return r; });
-        dequantize_row(row, 0, values.data());
-    } while (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); }));
+        for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
+        if (!is_integer(type_info(type).format)) fill_floats(type, random, bytes);
+        dequantize_row(pack_matrix(type, 1, columns, bytes.data(), false, as_stored, pool), 0,
+                       values.data());
+    } while (!all_finite(values));
     return bytes;
 }
 
 // Rows of every kind: ordinary ones, zero blocks, a NaN, an infinity, very large and very small.
-void fill_activations(const Kernels& kernels, int rows, int columns, Random& random,
-                      Activations& activations) {
-    activations.resize(rows, columns);
+std::vector<float> activation_rows(int rows, int columns, Random& random) {
+    std::vector<float> values;
     for (int r = 0; r < rows; ++r) {
-        float* x = activations.row(r);
         const float size = r == 5 ? 1e30f : r == 6 ? 1e-30f : 3.0f;
-        for (int k = 0; k < columns; ++k) x[k] = random.number(size);
-        if (r == 2) std::fill_n(x, block_k, 0.0f);
-        if (r == 7) x[random.below(columns)] = nan_value;
-        if (r == 8) x[random.below(columns)] = infinity;
-        activations.quantize(kernels, r, 0, columns);
+        std::vector<float> x = random.numbers(static_cast<size_t>(columns), size);
+        if (r == 2) std::fill_n(x.begin(), block_k, 0.0f);
+        if (r == 7) x[static_cast<size_t>(random.below(columns))] = nan_value;
+        if (r == 8) x[static_cast<size_t>(random.below(columns))] = infinity;
+        values.insert(values.end(), x.begin(), x.end());
     }
+    return values;
 }
 
 void run_matmul(const Kernels& kernels, GgmlType type, Record& record) {
     constexpr int outputs = 40, columns = 512, most_rows = 9;
     const std::string name = "matmul." + std::to_string(static_cast<int>(type));
     Random random(name);
+    ThreadPool pool(1);
     std::vector<uint8_t> data;
     for (int r = 0; r < outputs; ++r) {
-        const auto row = weight_row(type, columns, random);
+        const auto row = weight_row(type, columns, pool, random);
         data.insert(data.end(), row.begin(), row.end());
     }
-    const Matrix m = pack_matrix(type, outputs, columns, data.data(), [](int r) { return r; });
-    Activations activations;
-    fill_activations(kernels, most_rows, columns, random, activations);
+    const Matrix m = pack_matrix(type, outputs, columns, data.data(), false, as_stored, pool);
+    const auto x = activation_rows(most_rows, columns, random);
     const auto stride = static_cast<size_t>(m.tiles()) * tile_rows;
+    const auto matmul = kernels.matmul[static_cast<int>(m.format)];
     for (int rows = 1; rows <= most_rows; ++rows) {
+        Activations activations;
+        activations.resize(rows, columns);
+        std::copy_n(x.data(), rows * columns, activations.row(0));
+        for (int r = 0; r < rows; ++r) activations.quantize(kernels, r, 0, columns);
         std::vector<float> out = random.numbers(static_cast<size_t>(rows) * stride, 1.0f);
-        Rows view = activations.view();
-        view.rows = rows;
         // The last tile is a call of its own and adds to what is there.
-        const auto matmul = kernels.matmul[static_cast<int>(m.format)];
-        matmul(m, 0, m.tiles() - 1, view, out.data(), stride, false);
-        matmul(m, m.tiles() - 1, m.tiles(), view, out.data() + stride - tile_rows, stride, true);
+        matmul(m, 0, m.tiles() - 1, activations.view(), out.data(), stride, false);
+        matmul(m, m.tiles() - 1, m.tiles(), activations.view(), out.data() + stride - tile_rows,
+               stride, true);
         record.add(name + "." + std::to_string(rows), out.data(), out.size());
     }
 }
@@ -121,13 +135,14 @@ void run_quantize(const Kernels& kernels, Record& record) {
     const size_t blocks = x.size() / block_k;
     std::vector<int8_t> q(x.size());
     std::vector<float> d(blocks), d_sum(blocks);
-    std::vector<int32_t> sum(blocks);
-    kernels.quantize(x.data(), static_cast<int>(x.size()), q.data(), d.data(), d_sum.data(),
-                     sum.data());
+    std::vector<int32_t> minus_sum(blocks), minus_half(2 * blocks);
+    kernels.quantize(x.data(), static_cast<int>(x.size()),
+                     {q.data(), d.data(), d_sum.data(), minus_sum.data(), minus_half.data(), 1});
     record.add("quantize.q", q.data(), q.size());
     record.add("quantize.d", d.data(), d.size());
     record.add("quantize.d_sum", d_sum.data(), d_sum.size());
-    record.add("quantize.sum", sum.data(), sum.size());
+    record.add("quantize.minus_sum", minus_sum.data(), minus_sum.size());
+    record.add("quantize.minus_half", minus_half.data(), minus_half.size());
 }
 
 void run_rope(const Kernels& kernels, Record& record) {
@@ -164,29 +179,47 @@ void run_to_half(const Kernels& kernels, Record& record) {
     record.add("to_half", out.data(), out.size());
 }
 
-void run_attend(const Kernels& kernels, int head_dim, int queries, Record& record) {
-    const std::string name = "attend." + std::to_string(head_dim) + "." + std::to_string(queries);
+// A cell as a cache of either type holds it.
+template <class T>
+T cell(float value) {
+    if constexpr (sizeof(T) == 2) {
+        return float_to_half(value);
+    } else {
+        return value;
+    }
+}
+
+// Queries with windows of their own over a ring that has wrapped; a soft cap on some.
+template <class T>
+void run_attend(const Kernels& kernels, KvType type, int head_dim, int queries, Record& record) {
+    const std::string name = "attend." + std::to_string(8 * sizeof(T)) + "." +
+                             std::to_string(head_dim) + "." + std::to_string(queries);
     Random random(name);
     constexpr int cells = 64;
-    const size_t size = static_cast<size_t>(cells) * static_cast<size_t>(head_dim);
-    std::vector<uint16_t> keys(size), values(size);
-    for (uint16_t& key : keys) key = float_to_half(random.number(2.0f));
-    // Every half that is finite: subnormals too.
-    for (uint16_t& value : values) {
-        do value = static_cast<uint16_t>(random.bits());
-        while ((value & 0x7c00) == 0x7c00);
-    }
-    constexpr size_t stride = cells;
+    constexpr size_t stride = cells + 16;
+    std::vector<T> keys(cells * head_dim), values(cells * head_dim);
+    for (T& key : keys) key = cell<T>(random.number(2.0f));
+    // Down to the subnormal halves.
+    for (T& value : values) value = cell<T>(random.number(1.0f) * random.number(1e-4f));
     std::vector<float> scores(max_queries * stride), out(max_queries * head_dim);
     const auto query = random.numbers(max_queries * head_dim, 1.0f);
-    Attention a{keys.data(), values.data(), head_dim, queries, {}, {}, {}, scores.data(), stride};
-    constexpr int lengths[max_queries] = {37, 38, 64, 1};
+    Attention a{};
+    a.keys = keys.data();
+    a.values = values.data();
+    a.cells = cells;
+    a.head_dim = head_dim;
+    a.softcap = queries == 2 ? 3.0f : 0.0f;
+    a.scores = scores.data();
+    a.score_stride = stride;
+    a.queries = queries;
+    constexpr int begins[max_queries] = {65, 58, 80, 99}, ends[max_queries] = {117, 118, 119, 100};
     for (int i = 0; i < queries; ++i) {
         a.query[i] = query.data() + i * head_dim;
         a.out[i] = out.data() + i * head_dim;
-        a.lengths[i] = lengths[(i + queries) % max_queries];
+        a.begin[i] = begins[(i + queries) % max_queries];
+        a.end[i] = ends[(i + queries) % max_queries];
     }
-    kernels.attend(a);
+    kernels.attend[static_cast<int>(type)](a);
     record.add(name, out.data(), out.size());
 }
 
@@ -199,16 +232,21 @@ std::vector<float> wide_range(Random& random, size_t count) {
     return x;
 }
 
-void run_swiglu(const Kernels& kernels, Record& record) {
-    Random random("swiglu");
+void run_gates(const Kernels& kernels, Record& record) {
+    Random random("gates");
     auto gate = wide_range(random, 4096);
     gate[3] = nan_value;
     gate[40] = infinity;
     gate[50] = -infinity;
     const auto up = random.numbers(gate.size(), 3.0f);
+    const auto n = static_cast<int>(gate.size());
     std::vector<float> out(gate.size());
-    kernels.swiglu(gate.data(), up.data(), static_cast<int>(gate.size()), out.data());
+    kernels.swiglu(gate.data(), up.data(), n, out.data());
     record.add("swiglu", out.data(), out.size());
+    kernels.geglu(gate.data(), up.data(), n, out.data());
+    record.add("geglu", out.data(), out.size());
+    kernels.softcap(30.0f, n, gate.data());
+    record.add("softcap", gate.data(), gate.size());
 }
 
 void run_scores(const Kernels& kernels, Record& record) {
@@ -245,10 +283,11 @@ void run_kernels(const Kernels& kernels, const std::vector<GgmlType>& types, Rec
     run_to_half(kernels, record);
     for (const int head_dim : {32, 96, 128}) {
         for (int queries = 1; queries <= max_queries; ++queries) {
-            run_attend(kernels, head_dim, queries, record);
+            run_attend<uint16_t>(kernels, KvType::f16, head_dim, queries, record);
+            run_attend<float>(kernels, KvType::f32, head_dim, queries, record);
         }
     }
-    run_swiglu(kernels, record);
+    run_gates(kernels, record);
     run_scores(kernels, record);
 }
 

@@ -1,11 +1,14 @@
-// A whole model, read from a file that a test has written: passes of several chunkings and thread
-// counts, then a draft.
+// A whole model, read from a file that a test has written: logits of every row, then a draft.
 #pragma once
+
+#include <vector>
 
 #include "tests/record.h"
 
 namespace drafthead::tests {
 
-void run_model(const char* path, Record& record);
+// chunks: how many rows a pass takes; each runs with 1 and 2 threads, the latter in a float
+// environment that another library might have left behind.
+void run_model(const char* path, const std::vector<int>& chunks, Record& record);
 
 }  // namespace drafthead::tests

@@ -12,12 +12,19 @@ def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "s
 def active_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
 def integer_peak(threads: int) -> float: ...  # multiply-adds a second, integer dots alone
+def read_bytes(data: NDArray[np.uint8], threads: int) -> None: ...  # once, in order
 
 class Backbone:
     # The keys of ModelSpec.native().
     def __init__(self, spec: Mapping[str, object], threads: int) -> None: ...
     def set_tensor(
-        self, name: str, ggml_type: int, rows: int, columns: int, data: NDArray[np.uint8]
+        self,
+        name: str,
+        ggml_type: int,
+        rows: int,
+        columns: int,
+        data: NDArray[np.uint8],
+        mapped: bool = False,  # data is a map of a file: its pages are given back when packed
     ) -> None: ...
     def finish(self) -> None: ...
     def forward(

@@ -67,6 +67,7 @@ def test_a_file_that_is_no_model_is_one_sentence(tmp_path):
         (["generate", "hi", "--drafter", "medusa"], 1),
         (["bench", "--limit", "0"], 2),
         (["bench", "--drafters", "plain,eagle"], 1),
+        (["bench", "--peers", "another"], 1),
         (["fly"], 2),
     ],
 )
@@ -194,7 +195,8 @@ def test_bench_json_has_both_arms_identical(head, tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert json.loads((tmp_path / "bench.json").read_text()) == report
-    assert {"machine", "backbone", "drafthead", "cost", "arms", "memory"} <= set(report)
+    assert {"machine", "backbone", "drafthead", "cost", "arms", "peers", "memory"} <= set(report)
+    assert report["backbone"]["file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     pooled = [arm for arm in report["arms"] if arm["task"] == "all"]
     assert [(arm["drafter"], arm["identical"]) for arm in pooled] == [
         ("plain", True), ("mtp", True),
@@ -214,3 +216,14 @@ def test_bench_of_prompts_from_a_file(tmp_path):
     words = ["--drafters", "plain", "--prompts", path, "--max-tokens", "4", "--json"]
     report = json.loads(drafthead("bench", *words).stdout)
     assert [arm["task"] for arm in report["arms"]] == ["own", "all"]
+
+
+@pytest.mark.backbone
+def test_cost_json_shows_what_the_machine_allows():
+    done = drafthead("cost", "--rows", "1,2", "--context", "32", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["rows_ms"].keys() == report["roofline"].keys() == {"1", "2"}
+    assert report["integer_peak_g_s"] > 0 < report["prompt"]["tok_s"]
+    assert report["memory"]["resident_bytes"] > 0.9 * report["memory"]["file_bytes"]
+    assert 0 < report["bandwidth_share"] < 1.2

@@ -8,25 +8,37 @@ processor's choice (native/README.md).
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from drafthead import _native
-from drafthead.backbone.handle import Backbone, Segment
-from drafthead.gguf.reader import read_gguf
-from drafthead.gguf.spec import MATRIX_TYPES, model_spec, tensor_plan
-from drafthead.heads.package import GGML_F32, GGML_Q8_0, HeadPackage, q8_0_blocks
-from tests.random_head import write_random_head
+from drafthead.gguf.model import Layer, ModelSpec, Rope, TensorPlan, tensor_plan
+from drafthead.gguf.spec import MATRIX_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS = np.random.default_rng(21).integers(0, 272, 40, dtype=np.int32)
 HOST = "this machine"
+TOKENS = np.random.default_rng(21).integers(0, 272, 300, dtype=np.int32)
+WRITABLE = [Type.F32, Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0]
+HEAD_FF, HEAD_LAYER, DRAFT_STEPS = 64, 1, 6
+DRAFT_TOKENS = np.arange(256, dtype=np.int32)
+EVERYTHING = ModelSpec(
+    architecture="", n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=96,
+    vocab_size=272, context_length=320, rms_eps=1e-5, tied_output=True, rope_interleaved=True,
+    embedding_scale=8.0, gelu=True, qkv_bias=True, qk_norm=True, post_norms=True,
+    attention_scale=0.2, attention_softcap=5.0, final_softcap=3.0, rope_factors=True,
+    ropes=(Rope(10000.0, 1.0), Rope(500.0, 0.25)),
+    layers=(Layer(16, 0), Layer(0, 1), Layer(16, -1)),
+)  # fmt: skip
 
 # The processor that qemu plays, and the table it would choose.
 TABLES = [("cortex-a57", "scalar"), ("neoverse-n1", "neon"), ("max", "neon-i8mm")]
@@ -139,68 +151,152 @@ def test_the_cases_are_mostly_finite(definition):
         assert np.isfinite(values.astype(np.float64)).mean() > 0.4, name
 
 
-def write_model(path: Path, gguf_path: Path, head: HeadPackage) -> None:
-    """The file that the driver's model command reads: the calls that would build it here."""
-    gguf = read_gguf(gguf_path)
-    spec = model_spec(gguf)
-    lines = [f"number {key} {value!r}\n".encode() for key, value in spec.native().items()]
+@dataclass(frozen=True)
+class Model:
+    """What is given to the core: here through the module, there through the driver's file."""
 
-    def entry(line: str, data: np.ndarray) -> None:
-        raw = np.ascontiguousarray(data).tobytes()
-        lines.append(f"{line} {len(raw)}\n".encode() + raw)
+    spec: ModelSpec
+    tensors: dict[str, tuple[Type, np.ndarray]]
+    tokens: np.ndarray
+    chunks: tuple[int, ...]  # rows a pass
+    head: dict[str, tuple[Type, int, int, np.ndarray]] = field(default_factory=dict)
 
-    for t in tensor_plan(spec):
-        entry(f"tensor {t.name} {gguf.tensors[t.name].ggml_type} {t.rows} {t.columns}",
-              gguf.data(t.name))  # fmt: skip
-    for name in head.config.norms():
-        entry(f"head_tensor {name} {GGML_F32} 1 {spec.d_model}", head.tensors[name])
-    for name, (rows, columns) in head.config.matrices().items():
-        data = q8_0_blocks(head.tensors[name], head.tensors[name + "_scale"])
-        entry(f"head_tensor {name} {GGML_Q8_0} {rows} {columns}", data)
-    lines.append(f"head {head.config.d_ff} {head.config.kv_layers[0]}\n".encode())
-    entry("draft_tokens", head.tensors["draft_token_ids"])
-    entry("tokens", TOKENS)
-    path.write_bytes(b"".join(lines))
+    def build(self) -> _native.Backbone:
+        native = _native.Backbone(self.spec.native(), 1)
+        for t in tensor_plan(self.spec):
+            kind, data = self.tensors[t.name]
+            native.set_tensor(t.name, int(kind), t.rows, t.columns, data)
+        native.finish()
+        return native
+
+    def write(self, path: Path) -> None:
+        native = self.spec.native()
+        parts = [f"rope {rope['base']!r} {rope['scale']!r}\n" for rope in native.pop("ropes")]
+        parts += [f"layer {window} {rope}\n" for window, rope in native.pop("layers")]
+        parts += [f"number {key} {value!r}\n" for key, value in native.items()]
+        with path.open("wb") as file:
+
+            def entry(line: str, data: np.ndarray) -> None:
+                file.write(f"{line} {data.nbytes}\n".encode() + data.tobytes())
+
+            file.write("".join(parts).encode())
+            for t in tensor_plan(self.spec):
+                kind, data = self.tensors[t.name]
+                entry(f"tensor {t.name} {int(kind)} {t.rows} {t.columns}", data)
+            for name, (kind, rows, columns, data) in self.head.items():
+                entry(f"head_tensor {name} {int(kind)} {rows} {columns}", data)
+            if self.head:
+                file.write(f"head {HEAD_FF} {HEAD_LAYER}\n".encode())
+                entry("draft_tokens", DRAFT_TOKENS)
+            entry("tokens", self.tokens)
+
+    def expected(self) -> dict[str, np.ndarray]:
+        """All rows in one pass of the module, then a draft."""
+        native, count = self.build(), len(self.tokens)
+        cache = _native.KvCache(native, count)
+        rows = np.arange(count, dtype=np.int32)
+        hidden, tokens, logits = native.forward([cache], [count], self.tokens, rows, 2)
+        found = {"hidden": hidden.reshape(-1), "tokens": tokens, "logits": logits.reshape(-1)}
+        if self.head:
+            head = _native.MtpHead(native, {"d_ff": HEAD_FF}, [HEAD_LAYER], DRAFT_TOKENS)
+            for name, tensor in self.head.items():
+                head.set_tensor(name, *tensor)
+            head.finish()
+            last = hidden[-1]
+            draft, sure = head.draft(cache, int(self.tokens[0]), last, DRAFT_STEPS, 0.0)
+            found |= {"draft": draft, "confidences": sure}
+        return found
 
 
-@pytest.fixture(scope="module")
-def model(tiny_path, tmp_path_factory):
-    """The driver's file of the tiny model with a random head, and what the module computes."""
-    folder = tmp_path_factory.mktemp("model")
-    backbone = Backbone.open(tiny_path, threads=1)
-    head = HeadPackage.load(write_random_head(folder / "head", backbone))
-    write_model(folder / "model", tiny_path, head)
-    cache = backbone.new_cache(len(TOKENS))
-    found = backbone.forward([Segment(cache, TOKENS)], want="logits")
-    tokens, confidences = head.build(backbone).draft(
-        cache, int(TOKENS[0]), found.hidden[-1], 6, 0.0
-    )
-    return folder / "model", {
-        "logits": found.logits.reshape(-1), "hidden": found.hidden.reshape(-1),
-        "tokens": found.tokens, "draft": tokens, "confidences": confidences,
-    }  # fmt: skip
+def random_tensors(plan, seed: int) -> dict[str, tuple[Type, np.ndarray]]:
+    """Matrices of one type after another, vectors of 1 and more, as bytes."""
+    rng = np.random.default_rng(seed)
+    kinds = itertools.cycle(WRITABLE)
+    tensors = {}
+    for t in plan:
+        matrix = t.kind == "matrix"
+        kind = next(kinds) if matrix else Type.F32
+        values = rng.normal(0, t.columns**-0.5 if matrix else 0.2, (t.rows, t.columns))
+        values = values if matrix else 1 + np.abs(values)
+        data = gguf.quantize(values.astype(np.float32), kind)
+        tensors[t.name] = kind, np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+    return tensors
 
 
-@pytest.mark.parametrize(("cpu", "isa"), [(HOST, _native.active_isa()), *TABLES])
+def plain_model() -> Model:
+    """A llama without windows, and a head."""
+    spec = replace(EVERYTHING, n_layers=2, gelu=False, qkv_bias=False, qk_norm=False,
+                   post_norms=False, rope_factors=False, tied_output=False, embedding_scale=1.0,
+                   attention_softcap=0.0, final_softcap=0.0, ropes=(Rope(10000.0, 1.0),),
+                   layers=(Layer(0, 0),) * 2)  # fmt: skip
+    d, query = spec.d_model, spec.n_heads * spec.head_dim
+    matrices = {
+        "pre_projection.weight": (d, 2 * d),
+        "model.layers.0.self_attn.q_proj.weight": (query, d),
+        "model.layers.0.self_attn.o_proj.weight": (d, query),
+        "model.layers.0.mlp.gate_proj.weight": (HEAD_FF, d),
+        "model.layers.0.mlp.up_proj.weight": (HEAD_FF, d),
+        "model.layers.0.mlp.down_proj.weight": (d, HEAD_FF),
+    }
+    norms = ["embedding_norm", "hidden_norm", "model.norm", "model.layers.0.input_layernorm",
+             "model.layers.0.pre_feedforward_layernorm"]  # fmt: skip
+    plan = [TensorPlan(name, columns, rows, "matrix") for name, (rows, columns) in matrices.items()]
+    plan += [TensorPlan(f"{name}.weight", d, 1, "vector") for name in norms]
+    made = random_tensors(plan, 5)
+    head = {t.name: (int(made[t.name][0]), t.rows, t.columns, made[t.name][1]) for t in plan}
+    tensors = random_tensors(tensor_plan(spec), 6)
+    return Model(spec, tensors, TOKENS[:40], (1, 3, 9, 40), head)
+
+
+def everything_model() -> Model:
+    """All that an architecture may ask for, and more positions than the ring of a window has."""
+    return Model(EVERYTHING, random_tensors(tensor_plan(EVERYTHING), 7), TOKENS, (7, len(TOKENS)))
+
+
+@pytest.fixture(scope="module", params=[plain_model, everything_model])
+def model(request, tmp_path_factory):
+    """A model, its file for the driver, and what the module computes with it."""
+    made = request.param()
+    path = tmp_path_factory.mktemp("model") / "model"
+    made.write(path)
+    return made, path, made.expected()
+
+
+@pytest.mark.parametrize(("cpu", "isa"), [(HOST, "scalar"), *TABLES])
 def test_a_model_gives_the_bits_of_the_module(driver, model, tmp_path, cpu, isa):
-    """Chunks of 1, 3, 9 and all rows, 1 and 2 threads, a spoilt float environment, a draft."""
-    path, expected = model
-    found = driver.record(cpu, tmp_path / "bits", "model", isa, path)
-    runs = {name.rpartition(".")[0] for name in found}
-    assert len(runs) == 8
+    """Several chunkings; 1 thread, and 2 in a spoilt float environment; a draft."""
+    made, path, expected = model
+    found = driver.record(cpu, tmp_path / "bits", "model", isa, path, *made.chunks)
+    runs = [f"threads{threads}.chunk{chunk}" for threads in (1, 2) for chunk in made.chunks]
     assert_same(found, {f"{run}.{name}": expected[name] for run in runs for name in expected})
+
+
+def test_the_models_are_finite(model):
+    assert all(np.isfinite(values).all() for values in model[2].values())
+
+
+def binary(tool_name: str, *words: object) -> str:
+    """What a program of the cross compiler's binutils prints; they read x86 objects too."""
+    command = [tool(f"aarch64-linux-gnu-{tool_name}"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_arm_tables_use_their_instructions(driver):
     """A table that fell back to plain code would have the same bits."""
-    objdump = tool("aarch64-linux-gnu-objdump")
-    folder = ROOT / "build" / "bits-aarch64"
-    for isa, instructions in (("neon", {"sdot"}), ("neon_i8mm", {"sdot", "usdot"})):
-        (object_,) = folder.rglob(f"{isa}.cpp.o")
-        listing = subprocess.run(
-            [objdump, "-d", "--no-show-raw-insn", object_],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    for isa, instructions in (("neon", {"sdot"}), ("neon_i8mm", {"sdot", "usdot", "usmmla"})):
+        (object_,) = driver.arm.parent.rglob(f"{isa}.cpp.o")
+        listing = binary("objdump", "-d", "--no-show-raw-insn", object_)
         assert instructions <= set(listing.split()), isa
+
+
+def test_instruction_sets_share_no_function(driver):
+    """Of an inline function compiled twice the linker keeps one, perhaps with the wrong flags."""
+    objects = [o for o in (ROOT / "build").rglob("*.cpp.o") if o.parent.name == "isa"]
+    assert set(driver.arm.parent.rglob("neon*.cpp.o")) < set(objects)
+    owners: dict[tuple[Path, str], str] = {}
+    for object_ in objects:
+        names = {line[19:] for line in binary("nm", object_).splitlines() if line[17] in "VWu"}
+        assert names, object_
+        for name in names:
+            owner = owners.setdefault((object_.parent, name), object_.name)
+            assert owner == object_.name, f"{name} is in {owner} and in {object_.name}"

@@ -155,7 +155,10 @@ def test_drafts_follow_the_formulas(backbone):
 
 
 CHOICES = replace(
-    with_window(20), rope_factors=False, layers=(Layer(20, 1), Layer(0, 0), Layer(30, -1))
+    with_window(20),
+    rope_factors=False,
+    final_softcap=1.0,
+    layers=(Layer(20, 1), Layer(0, 0), Layer(30, -1)),
 )
 
 
@@ -173,9 +176,12 @@ def test_a_head_takes_window_rope_scale_and_caps_of_the_layers_it_reads(kv_layer
         rows = Segment(cache, more[cache.length : length])
         result = backbone.forward([rows], rows="last")
         state, token = result.hidden[-1], int(result.tokens[-1])
-        found, _ = head.draft(cache, token, state, 2, 0.0)
+        found, confidences = head.draft(cache, token, state, 2, 0.0)
         args = (backbone, weights, cache, token, state, 2)
-        same += found.tolist() == reference_steps(*args, kv_layers=kv_layers)[0]
+        expected, sure = reference_steps(*args, kv_layers=kv_layers)
+        same += found.tolist() == expected
+        assert sure[0] < 0.09  # e^2 / (79 + e^2): logits from -1 to 1, as they are capped
+        assert abs(float(confidences[0]) - sure[0]) < 0.01
     assert same >= 16, f"{same} of 18 drafts are the reference's"
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from functools import partial
 
 import pytest
 
+from drafthead.backbone.handle import Segment
 from drafthead.drafters.base import NoDrafter
-from drafthead.errors import CapacityError, FileError, RequestError
+from drafthead.errors import CapacityError, FileError, RequestError, UnsupportedError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import Answer, arm_lines, spread
+from drafthead.evaluation.peers import (
+    BATCH_ROWS,
+    LlamaCpp,
+    answer_plainly,
+    llama_cpp,
+    peer_section,
+)
 from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
-from drafthead.evaluation.report import markdown_table, write_report
+from drafthead.evaluation.report import all_arms, markdown_table, peer_line, write_report
 from drafthead.evaluation.runner import run_arms
 from drafthead.types import DecodeStats
 from tests import fakes
@@ -115,6 +125,7 @@ def test_report_is_written_as_json_and_markdown(tmp_path):
     lines = arm_lines(run_arms(arms(), rows("x"), 50))
     machine = {"cpu": "c", "threads": 1, "isa": "scalar"}
     report = {"drafthead": "0", "machine": machine, "backbone": {"name": "b"}, "arms": lines}
+    report["peers"] = []
     write_report(report, tmp_path / "new")
     assert json.loads((tmp_path / "new/bench.json").read_text()) == report
     table = markdown_table(lines)
@@ -211,3 +222,97 @@ def test_energy_adds_packages_and_follows_a_wrapped_counter(tmp_path):
     (tmp_path / "intel-rapl:0:0" / "energy_uj").write_text("999\n")
     assert meter.lap_joules() == pytest.approx((150 + 300) / 1e6)
     assert meter.lap_joules() == 0
+
+
+class ScriptedPeer:
+    """A peer that answers as the scripted backbone does."""
+
+    name, version, build, threads = "llama.cpp", "binding 1.0", "CPU : AVX = 1 | NEON = 0", 1
+
+    def __init__(self, session, context=4096):
+        self.backbone, self.context = session.backbone, context
+        self.cache = self.backbone.new_cache(context)
+
+    def rollback(self, length):
+        self.cache.rollback(length)
+
+    def choose(self, tokens):
+        return int(self.backbone.forward([Segment(self.cache, tokens)], want="tokens").tokens[-1])
+
+
+def run_with_peer(peer, made, *names, max_tokens=50):
+    answering = {peer.name: partial(answer_plainly, peer, made["plain"])}
+    return run_arms(made, rows(*names), max_tokens, peers=answering)
+
+
+def test_a_peer_takes_turns_and_ends_by_the_same_rules():
+    """Same tokens in, same end, one warm-up that is not counted, and its own section after."""
+    made = arms()
+    seen = []
+    peer = ScriptedPeer(made["plain"])
+    answering = {peer.name: partial(answer_plainly, peer, made["plain"])}
+    run_arms(made, rows("x", "y"), 50, 1, True, lambda a: seen.append(a.drafter), answering)
+    assert seen == ["plain", "mtp", "llama.cpp", "mtp", "llama.cpp", "plain"]
+    for max_tokens in (1, 3, 50):
+        answers = run_with_peer(peer, made, "x", max_tokens=max_tokens)
+        plain, _, other = answers
+        assert (other.tokens, other.finish_reason) == (plain.tokens, plain.finish_reason)
+        assert other.stats.committed == len(other.tokens) - 1
+        assert other.ttft_ms >= 0
+
+
+def test_a_peer_has_its_own_section_and_a_row_of_the_table():
+    """Fields of drafting are left out; its tokens were never promised to be the same."""
+    made = arms()
+    peer = ScriptedPeer(made["plain"])
+    lines = arm_lines(run_with_peer(peer, made, "x", "y"))
+    section = peer_section(peer, lines)
+    assert [(arm["drafter"], arm["task"]) for arm in section["arms"]] == [
+        ("plain", "x"), ("plain", "y"), ("plain", "all"),
+    ]  # fmt: skip
+    assert section["arms"][-1]["identical"] is True
+    assert {"tok_s", "speedup_vs_plain", "ttft_ms"} < set(section["arms"][0])
+    assert not {"tau", "drafted", "accepted", "accept_at"} & set(section["arms"][0])
+    own = [x for x in lines if x["drafter"] != peer.name]
+    report = {"arms": own, "peers": [section]}
+    table = markdown_table(all_arms(report))
+    assert "| all | llama.cpp | 2 | 32 | - |" in table
+    assert [line.rsplit("|", 2)[1] for line in table.splitlines() if "llama" in line] == [" - "] * 3
+    assert peer_line(section).startswith("llama.cpp: binding 1.0, 1 threads, built with AVX;")
+
+
+def test_a_peer_that_is_not_there_is_one_sentence(monkeypatch):
+    """The command that installs it is named; one that does not load says why."""
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(UnsupportedError, match="pip install --no-binary llama-cpp-python"):
+        llama_cpp()
+
+    def broken(name):
+        raise RuntimeError("Failed to load 'libllama.so':\nno such file.")
+
+    monkeypatch.setattr("drafthead.evaluation.peers.import_module", broken)
+    with pytest.raises(UnsupportedError, match=r"does not load: Failed .* no such file\.$"):
+        llama_cpp()
+
+
+@pytest.mark.backbone
+def test_llama_cpp_is_fed_and_rolled_back_as_a_cache_is(backbone_path, tmp_path):
+    """Chunks of any size, one row's logits or every row's, and the ends of its memory."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    peer = LlamaCpp(backbone_path, threads=2, context=1024)
+    ids = [(7 * i * i + 13) % 40_000 + 100 for i in range(BATCH_ROWS + 5)]
+    first = peer.choose(ids)
+    assert peer.length == len(ids)
+    peer.rollback(len(ids) - 4)
+    every = peer.feed(ids[-4:], every_row=True)
+    assert every.shape == (4, peer.vocab_size)
+    assert int(every[-1].argmax()) == first
+    peer.rollback(0)
+    assert peer.choose(ids) == first
+    with pytest.raises(CapacityError, match="cannot add"):
+        peer.feed(ids)
+    peer.close()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    with pytest.raises(FileError, match=r"cannot load .*broken\.gguf"):
+        LlamaCpp(broken, 1, 64)

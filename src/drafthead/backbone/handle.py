@@ -111,9 +111,10 @@ class Backbone:
             ggml_type, data = gguf.tensors[tensor.name].ggml_type, gguf.data(tensor.name)
             if tensor.kind == "vector":
                 ggml_type, data = F32, vector_values(gguf, tensor.name).view(np.uint8)
-            native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data)
-            gguf.release(tensor.name)  # or the file and its packed form would both stay
+            mapped = tensor.kind == "matrix"
+            native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data, mapped)
         native.finish()
+        gguf.release()  # the system maps neighbours of a page too
         return cls(gguf, spec, native, (time.perf_counter() - start) * 1e3)
 
     @property
@@ -133,7 +134,7 @@ class Backbone:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values a cell of the cache takes."""
+        """Bytes of keys and values (f16) that a token takes, before a window's ring is full."""
         return 2 * 2 * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
 
     @cached_property

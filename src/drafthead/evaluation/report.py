@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,28 @@ def arm_rows(arms: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[cell(arm[key]) for key, _ in COLUMNS] for arm in ordered]
 
 
+def all_arms(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The arms, and those of the peers under the peers' names.
+
+    A peer drafted nothing, and was never promised to choose the same tokens.
+    """
+    peers = [
+        {"tau": None} | arm | {"drafter": peer["name"], "identical": None}
+        for peer in report["peers"]
+        for arm in peer["arms"]
+    ]
+    return [*report["arms"], *peers]
+
+
+def peer_line(peer: Mapping[str, Any]) -> str:
+    """One sentence on a peer: what it is and how it was built."""
+    features = re.findall(r"(\w+) = 1", peer["build"])
+    return (
+        f"{peer['name']}: {peer['version']}, {peer['threads']} threads, built with "
+        f"{', '.join(features) or peer['build']}; its speed-up is over drafthead's plain decoding."
+    )
+
+
 def markdown_table(arms: Sequence[Mapping[str, Any]]) -> str:
     """The arms as a Markdown table."""
     lines = [[title for _, title in COLUMNS], ["---"] * len(COLUMNS), *arm_rows(arms)]
@@ -53,4 +76,6 @@ def write_report(report: Mapping[str, Any], folder: Path) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    (folder / "bench.md").write_text(head + markdown_table(report["arms"]), encoding="utf-8")
+    text = head + markdown_table(all_arms(report))
+    text += "".join(f"\n{peer_line(peer)}\n" for peer in report["peers"])
+    (folder / "bench.md").write_text(text, encoding="utf-8")

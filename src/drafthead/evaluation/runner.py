@@ -1,9 +1,11 @@
-"""Both arms, prompt by prompt, in one run: the machine's drift then hits them alike."""
+"""All arms, prompt by prompt, in one run: the machine's drift then hits them alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter, process_time
+from types import MappingProxyType
 
 from drafthead.errors import RequestError
 from drafthead.evaluation.machine import EnergyMeter
@@ -13,6 +15,9 @@ from drafthead.session import Session
 
 WARM_UP_TOKENS = 16
 
+# Answers one row, with at most so many tokens, loops cut or not, and joules read off the meter.
+Answering = Callable[[PromptRow, int, bool, EnergyMeter], Answer]
+
 
 def run_arms(
     arms: Mapping[str, Session],
@@ -21,6 +26,7 @@ def run_arms(
     repeat: int = 1,
     cut_loops: bool = True,
     on_answer: Callable[[Answer], None] = lambda answer: None,
+    peers: Mapping[str, Answering] = MappingProxyType({}),
 ) -> list[Answer]:
     """Answer every prompt with every arm.
 
@@ -34,9 +40,10 @@ def run_arms(
         repeat: how often all of it is done; every answer is kept.
         cut_loops: end answers that repeat themselves.
         on_answer: called after each answer, for progress.
+        peers: other engines by name; they take their turns with the arms.
 
     Returns:
-        For each arm its answers in the order of `rows`, repeat after repeat.
+        For each arm, then each peer, its answers in the order of `rows`, repeat after repeat.
 
     Raises:
         RequestError, CapacityError: a prompt cannot be answered; told before anything is measured.
@@ -44,14 +51,18 @@ def run_arms(
     for row in rows:
         check_row(next(iter(arms.values())), row, max_tokens)
     meter = EnergyMeter()
-    for name, session in arms.items():
-        answer_one(name, session, rows[0], WARM_UP_TOKENS, cut_loops, meter)
-    by_arm: dict[str, list[Answer]] = {name: [] for name in arms}
+    answering: dict[str, Answering] = {
+        name: partial(answer_one, name, session) for name, session in arms.items()
+    }
+    answering |= peers
+    for answer_with in answering.values():
+        answer_with(rows[0], WARM_UP_TOKENS, cut_loops, meter)
+    by_arm: dict[str, list[Answer]] = {name: [] for name in answering}
     for turn in range(repeat * len(rows)):
         round_index, row_index = divmod(turn, len(rows))
         row = rows[row_index]
-        for name in turned(list(arms), round_index + row_index):
-            answer = answer_one(name, arms[name], row, max_tokens, cut_loops, meter)
+        for name in turned(list(answering), round_index + row_index):
+            answer = answering[name](row, max_tokens, cut_loops, meter)
             by_arm[name].append(answer)
             on_answer(answer)
     return [answer for answers in by_arm.values() for answer in answers]

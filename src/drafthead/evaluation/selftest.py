@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.drafters.base import NoDrafter
+from drafthead.drafters.rehearsed import RehearsedDrafter
+from drafthead.errors import RequestError
 from drafthead.session import Session
 
 ROWS = range(1, 18)
@@ -33,15 +35,21 @@ Bits = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is computed: long prompt, rows for each instruction set, decoded tokens."""
+    """How much is computed: long prompt, rows for each instruction set, decoded tokens.
+
+    rejected_tokens: length of the answer whose drafts are rejected on purpose; it starts close to
+    the end of the window where layers have one, and so crosses it.
+    """
 
     long_tokens: int
     isa_rows: int
     decoded_tokens: int
+    rejected_tokens: int
 
 
-FULL = Sizes(long_tokens=544, isa_rows=24, decoded_tokens=64)
-QUICK = Sizes(long_tokens=96, isa_rows=8, decoded_tokens=32)
+FULL = Sizes(long_tokens=544, isa_rows=24, decoded_tokens=64, rejected_tokens=480)
+QUICK = Sizes(long_tokens=96, isa_rows=8, decoded_tokens=32, rejected_tokens=32)
+WINDOW_MARGIN = 112
 
 
 @dataclass
@@ -221,6 +229,18 @@ class SelfTest:
             found += [bits(tokens), bits(confidences)]
         return found
 
+    def rejections(self, check: Check) -> None:
+        """Drafts rejected at every row, across the window of windowed layers, change no token."""
+        spec, count = self.backbone.spec, self.sizes.rejected_tokens
+        window = max(layer.window for layer in spec.layers)
+        start = min(max(SHORT_TOKENS, window - WINDOW_MARGIN), spec.context_length - count)
+        prompt = [Random(1).randrange(spec.vocab_size) for _ in range(start)]
+        how = {"max_tokens": count, "ignore_eos": True}
+        plain = self.session.using(NoDrafter()).generate(prompt, **how).tokens  # type: ignore[arg-type]
+        drafter = RehearsedDrafter(plain, spec.vocab_size)
+        found = self.session.using(drafter).generate(prompt, **how).tokens  # type: ignore[arg-type]
+        check.compare([np.array(plain, np.uint32)], [np.array(found, np.uint32)])
+
     def drafted_tokens(self, check: Check) -> None:
         """Decoding with the session's drafter gives the tokens of plain decoding."""
         plain = self.session.using(NoDrafter())
@@ -230,14 +250,39 @@ class SelfTest:
             check.compare([np.array(want, np.uint32)], [np.array(got, np.uint32)])
 
 
+CHECKS = (
+    "rows", "chunks", "rollback", "strangers", "threads", "isas", "rejections", "drafted_tokens"
+)  # fmt: skip
+
+
 def run_selftest(
-    session: Session, quick: bool = False, on_check: Callable[[str], None] = lambda name: None
+    session: Session,
+    quick: bool = False,
+    tokens: int | None = None,
+    on_check: Callable[[str], None] = lambda name: None,
 ) -> dict[str, object]:
-    """Run every check and return the report of `selftest --json`; `on_check` tells what begins."""
+    """Run every check and return the report of `selftest --json`.
+
+    Args:
+        session: a loaded backbone, with or without a head.
+        quick: compute less.
+        tokens: length of the answer with forced rejections, if not the usual one.
+        on_check: told what begins.
+
+    Raises:
+        RequestError: the answer would not fit the context.
+    """
+    context = session.backbone.spec.context_length
+    if tokens is not None and tokens >= context:
+        raise RequestError(
+            f"An answer of {tokens} tokens does not fit the context of {context}: give a smaller "
+            "--tokens."
+        )
     on_check("reference")
-    test = SelfTest(session, QUICK if quick else FULL)
+    sizes = QUICK if quick else FULL
+    test = SelfTest(session, replace(sizes, rejected_tokens=tokens) if tokens else sizes)
     checks = []
-    for name in ("rows", "chunks", "rollback", "strangers", "threads", "isas", "drafted_tokens"):
+    for name in CHECKS:
         on_check(name)
         check = Check(name)
         getattr(test, name)(check)

@@ -76,13 +76,10 @@ class GgufFile:
         tensor = self.tensors[name]
         return np.frombuffer(self.mapped, np.uint8, tensor.nbytes, tensor.offset)
 
-    def release(self, name: str) -> None:
-        """Give the pages of a tensor back; whoever reads them again gets them from the file."""
-        tensor = self.tensors[name]
-        first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (tensor.offset + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def release(self) -> None:
+        """Give every page of the map back; whoever reads one again gets it from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the tensors: names, types, shapes and all their bytes.
