@@ -371,6 +371,14 @@ NB_MODULE(_native, m) {
                 self.kv->rollback(length);
             },
             "length"_a)
+        .def(
+            "adopt",
+            [](Cache& self, int length, int floor) {
+                const nb::gil_scoped_release release;
+                const std::lock_guard<std::mutex> lock(self.backbone->turn());
+                self.kv->adopt(length, floor);
+            },
+            "length"_a, "floor"_a)
         .def("key_view", &key_view, "layer"_a)
         .def("value_view", &value_view, "layer"_a);
 

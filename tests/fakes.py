@@ -26,6 +26,8 @@ NextToken = Callable[[Sequence[int]], int]
 class FakeCache:
     """Cells of token ids. A cell that was rolled back must never be read before it is rewritten."""
 
+    rollback_floor = 0
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.cells: list[int | None] = [None] * capacity

@@ -73,6 +73,21 @@ public:
         }
         return floor;
     }
+    // Takes cells that were written from outside: positions below `length`, of which lengths from
+    // `floor` on still have every cell their next row sees.
+    void adopt(int length, int floor) {
+        if (length < 0 || length > capacity_ || floor < 0 || floor > length) {
+            throw std::invalid_argument("a cache of " + std::to_string(capacity_) +
+                                        " cannot take length " + std::to_string(length) +
+                                        " and floor " + std::to_string(floor));
+        }
+        length_ = written_ = length;
+        int spare = std::numeric_limits<int>::max();
+        for (const Layer& layer : layers_) {
+            if (wraps(layer)) spare = std::min(spare, layer.cells - layer.window + 1);
+        }
+        if (floor > 0 && spare <= capacity_) written_ = std::max(length, floor + spare);
+    }
     // Throws std::invalid_argument where cells are gone that the length needs; nothing changes.
     void rollback(int length) {
         if (length < 0 || length > length_) {

@@ -56,6 +56,8 @@ class KvCache:
     @property
     def rollback_floor(self) -> int: ...  # the smallest length, beside 0, that rollback can reach
     def rollback(self, length: int) -> None: ...  # ValueError below the floor
+    # Cells written through the views are the sequence from now on.
+    def adopt(self, length: int, floor: int) -> None: ...  # ValueError where they do not fit
     # A layer with a sliding window keeps a ring: position p lies in cell p % cells(layer). The
     # views show cells of the cache's type, float16 or float32.
     def cells(self, layer: int) -> int: ...

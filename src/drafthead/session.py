@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drafthead.backbone.handle import Backbone, KvCache
+from drafthead.backbone.handle import Backbone
 from drafthead.backbone.registry import resolve
+from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.decoding.constraints import FinishReason, token_limit
 from drafthead.decoding.loop import Request, decode
+from drafthead.decoding.prefix import PrefixCache
 from drafthead.drafters.base import Drafter, NoDrafter
 from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
 from drafthead.errors import HeadError, RequestError
@@ -49,21 +51,6 @@ class Result:
     events: tuple[TokenEvent, ...] = field(repr=False)
 
 
-@dataclass
-class _Slot:
-    """The one cache of a backbone, and the stream that uses it now."""
-
-    cache: KvCache | None = None
-    stream: Stream | None = None
-
-    def hold(self, backbone: Backbone, cells: int, stream: Stream) -> KvCache:
-        """Give the cache to a stream, with room for `cells` tokens; grow it where too small."""
-        self.stream = stream
-        if self.cache is None or self.cache.capacity < cells:
-            self.cache = backbone.new_cache(cells)
-        return self.cache
-
-
 class Stream(Iterator[TokenEvent]):
     """The events of one answer as they come; may be abandoned at any time.
 
@@ -94,11 +81,11 @@ class Stream(Iterator[TokenEvent]):
         return next(self._events)
 
     def _decode(self) -> Iterator[TokenEvent]:
-        session, slot = self._session, self._session._slot
-        cache = slot.hold(session.backbone, session.cells(self._request), self)
-        for event in decode(self._request, session.backbone, cache, session.drafting):
+        session, held, request = self._session, self._session.held, self._request
+        cache = held.lend(session.backbone, request, session.cells(request), session.context)
+        for event in decode(request, session.backbone, cache, session.drafting):
             yield event
-            if slot.stream is not self:
+            if held.request is not request:
                 raise RequestError(
                     "This stream ended when the session began another request; "
                     "finish one before the next, or load a second session."
@@ -108,7 +95,9 @@ class Stream(Iterator[TokenEvent]):
 class Session:
     """A loaded backbone with a drafter: `generate` and `stream`.
 
-    One answer at a time; a stream that was not finished ends where the next request begins.
+    One answer at a time; a stream that was not finished ends where the next request begins. A
+    request starts from the longest prefix of its prompt that the one before has left in the cache
+    (`stats.cached_tokens`), which changes time and nothing else.
     """
 
     def __init__(
@@ -128,7 +117,7 @@ class Session:
         self.drafter = drafter
         self.context = min(context or backbone.spec.context_length, backbone.spec.context_length)
         self.drafting = drafting
-        self._slot = _Slot()
+        self.held = PrefixCache()
 
     def using(self, drafting: Drafter) -> Session:
         """A session with another drafter on the same backbone and the same cache."""
@@ -137,8 +126,43 @@ class Session:
         other = Session(
             self.backbone, self.tokenizer, self.template, drafting, state, self.head, self.context
         )
-        other._slot = self._slot
+        other.held = self.held
         return other
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and the answer of the last request."""
+        return list(self.held.tokens)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that are kept between requests."""
+        return self.held.nbytes
+
+    def forget(self) -> None:
+        """Start the next request cold."""
+        self.held.forget()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what the last request has left, tokens, keys and values, to a file.
+
+        Raises:
+            RequestError: nothing has been answered yet.
+            FileError: the file cannot be written; one that was there before stays.
+        """
+        if self.held.cache is None or not self.held.cache.length or not self.held.tokens:
+            raise RequestError("There is nothing to save: answer a prompt first.")
+        write_snapshot(Path(path), self.backbone, self.held.cache, self.held.tokens)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a saved file: `tokens` are its tokens, and the next request starts from them.
+
+        Raises:
+            FileError: it is damaged, or of another backbone, version or kind of cache; the session
+                stays as it was.
+            CapacityError: it holds more tokens than the context.
+        """
+        self.held.take(*read_snapshot(Path(path), self.backbone, self.context))
 
     def cells(self, request: Request) -> int:
         """How many cache cells a request is given: what it can need, within the context."""

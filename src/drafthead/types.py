@@ -43,6 +43,7 @@ class DecodeStats:
     first token excluded), after cutting at a stop.  cut: next tokens thrown away because a drafted
     token before them ended the request, so that committed == passes + accepted - cut.
     dropped: draft tokens thrown away before verification (not finite, out of vocabulary, no room).
+    cached_tokens: prompt tokens whose keys and values an earlier request had left.
     drafted_at / tested_at / accepted_at[i]: of draft step i (0-based); step i is tested where all
     steps before it were accepted and the answer had not ended.
     """
@@ -53,6 +54,7 @@ class DecodeStats:
     committed: int = 0
     dropped: int = 0
     cut: int = 0
+    cached_tokens: int = 0
     drafted_at: list[int] = field(default_factory=list)
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)

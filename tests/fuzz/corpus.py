@@ -6,6 +6,8 @@ must not depend on what it claims.
 
 from __future__ import annotations
 
+import struct
+
 from tests.unit import gguf_bytes as made
 
 HUGE = (1 << 64) - 1
@@ -50,6 +52,43 @@ TENSORS: dict[str, tuple[tuple[int, ...], int]] = {
     "output_norm.weight": ((32,), made.F32),
 }
 SOUND = made.gguf(METADATA, TENSORS)
+
+
+def _as(name: str, more: dict[str, object]) -> dict[str, object]:
+    renamed = {key.replace("llama.", f"{name}."): value for key, value in METADATA.items()}
+    return {**renamed, "general.architecture": name, **more}
+
+
+def _floats(*values: float) -> tuple[int, bytes]:
+    payload = struct.pack(f"<{len(values)}f", *values)
+    return made.ARRAY, made.u32(made.FLOAT32) + made.u64(len(values)) + payload
+
+
+_VECTORS = {"attn_q.bias": 32, "attn_k.bias": 32, "attn_v.bias": 32}
+_NORMS = {"attn_q_norm.weight": 32, "attn_k_norm.weight": 32, "post_attention_norm.weight": 32}
+_NORMS["post_ffw_norm.weight"] = 32
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcd▁", "ab"]
+SOUNDS: dict[str, bytes] = {
+    "llama": SOUND,
+    "qwen2": made.gguf(
+        _as("qwen2", {"tokenizer.ggml.pre": "qwen2"}),
+        TENSORS | {f"blk.0.{name}": ((size,), made.F32) for name, size in _VECTORS.items()},
+    ),
+    "gemma3": made.gguf(
+        _as("gemma3", {
+            "gemma3.attention.sliding_window": 16,
+                "gemma3.vocab_size": len(PIECES),
+            "gemma3.rope.freq_base_swa": 5000.0,
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": PIECES,
+            "tokenizer.ggml.scores": _floats(*(-float(i) for i in range(len(PIECES)))),
+            "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(PIECES) - 259)],
+        }),
+        TENSORS
+        | {"token_embd.weight": ((32, len(PIECES)), made.Q8_0)}
+        | {f"blk.0.{name}": ((size,), made.F32) for name, size in _NORMS.items()},
+    ),
+}  # fmt: skip
 
 
 def with_metadata(**changes: object) -> bytes:

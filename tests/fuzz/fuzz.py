@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
-from tests.fuzz.corpus import CASES, SOUND
+from tests.fuzz.corpus import CASES, SOUNDS
 from tests.fuzz.harness import FindingError, examine
 from tests.fuzz.mutate import mutated
 
@@ -29,7 +29,7 @@ HANG_S = 120  # in native code, which no timer interrupts: the process ends with
 def fuzz(folder: Path, seed: int) -> Iterator[tuple[int, str | None]]:
     """Try mutations for ever; yields how many ways to end are known, and a finding or None."""
     rng = random.Random(seed)
-    pool = [SOUND] * 8 + [raw for raw, _ in CASES.values()]
+    pool = [*SOUNDS.values()] * 5 + [raw for raw, _ in CASES.values()]
     seen: set[str] = set()
     path = folder / "current.gguf"
     with path.open("wb", buffering=0) as file:

@@ -31,7 +31,21 @@ MEMORY_IS_TOLD = Path("/proc/self/clear_refs").exists()
 # Values of every kind, for every key.
 MINUS_ONE = (made.INT32, b"\xff" * 4)
 HUGE_NUMBER = (made.UINT64, made.u64(corpus.HUGE))
-WRONG = (True, MINUS_ONE, HUGE_NUMBER, 0.5, float("nan"), float("inf"), "text", [], [1], ["a"], "")
+HUGE_NUMBERS = (made.ARRAY, made.u32(made.UINT64) + made.u64(2) + 2 * made.u64(corpus.HUGE))
+WRONG = (
+    True,
+    MINUS_ONE,
+    HUGE_NUMBER,
+    HUGE_NUMBERS,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "text",
+    [],
+    [1],
+    ["a"],
+    "",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,6 +59,13 @@ def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize("name", corpus.SOUNDS)
+def test_the_sound_files_load_chat_and_go_on(path: Path, name: str) -> None:
+    """What the corpus is made from is no error: each fault is that of its case alone."""
+    path.write_bytes(corpus.SOUNDS[name])
+    assert examine(path).sentence == ""
 
 
 @pytest.mark.parametrize("name", corpus.CASES)

@@ -119,11 +119,11 @@ def test_the_context_rules_the_cache_whatever_is_asked_for():
 def test_the_cache_is_kept_between_requests_and_grows_where_needed():
     session = fakes.session(answer=ANSWER)
     session.generate("hi")
-    first = session._slot.cache
+    first = session.held.cache
     session.generate("hi")
-    assert session._slot.cache is first
+    assert session.held.cache is first
     session.generate([1] * 2000, max_tokens=1)
-    assert session._slot.cache.capacity > first.capacity
+    assert session.held.cache.capacity > first.capacity
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -161,7 +161,7 @@ def test_another_drafter_shares_backbone_and_cache():
     plain = session.using(NoDrafter())
     assert session.generate("hi").stats.accepted > 0
     assert plain.generate("hi").stats.drafted == 0
-    assert plain._slot is session._slot
+    assert plain.held is session.held
     assert (plain.drafter.active, session.drafter.active) == (False, True)
     assert plain.drafter.reason
     assert session.drafter.reason is None

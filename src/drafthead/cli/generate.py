@@ -133,6 +133,7 @@ def report(session: Session, result: Result) -> dict[str, Any]:
             "committed": stats.committed,
             "dropped": stats.dropped,
             "cut": stats.cut,
+            "cached_tokens": stats.cached_tokens,
             "tau": tau(stats),
             "accept_at": accept_at(stats),
             "prefill_ms": stats.prefill_ms,

@@ -35,15 +35,24 @@ class TextPieces(Protocol):
 
 @dataclass
 class Request:
-    """One request: what is asked, and what has come of it so far."""
+    """One request: what is asked, and what has come of it so far.
+
+    cached_tokens: leading tokens of the prompt, less than all, that the cache holds already.
+    tokens: the prompt and what was committed; the cache holds them, as far as it reaches.
+    """
 
     prompt: Sequence[int]
     max_tokens: int
     text: TextPieces
     stop_ids: frozenset[int] = frozenset()
     cut_loops: bool = False
+    cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
+    tokens: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
 
 
 def decode(
@@ -52,7 +61,7 @@ def decode(
     """Answer a request, one event a token, and leave reason and counts in it.
 
     Draft rooms are clipped so that no token past the limit is ever verified. A request may be
-    abandoned at any event: the next one starts with `rollback(0)` and `begin`.
+    abandoned at any event: the next one starts with a rollback and `begin`.
 
     Raises:
         RequestError, CapacityError: before anything is computed.
@@ -62,9 +71,11 @@ def decode(
     limit = token_limit(len(request.prompt), request.max_tokens, cache.capacity)
     end = EndRule(limit, request.stop_ids, request.cut_loops)
     started = perf_counter()
-    prefilled = prefill(target, cache, request.prompt)
+    stats.cached_tokens = request.cached_tokens
+    prefilled = prefill(target, cache, request.prompt, request.cached_tokens)
     first = [int(prefilled.tokens[-1])]
-    tokens = [*request.prompt, *first]
+    tokens = request.tokens
+    tokens += first
     drafter.begin(tokens, prefilled.hidden[-1], cache)
     events = commit(request, end, first, accepted=0, pass_index=0)
     stats.prefill_ms += 1000 * (perf_counter() - started)
@@ -78,8 +89,9 @@ def decode(
         accepted = longest_match(draft, verified.tokens)
         committed = [*draft[:accepted], int(verified.tokens[accepted])]
         events = commit(request, end, committed, accepted, stats.passes + 1)
+        # In this order: whatever interrupts it, the cells below len(tokens) are those of tokens.
+        cache.rollback(len(tokens) - 1 + len(events))
         tokens += [event.token for event in events]
-        cache.rollback(len(tokens) - 1)
         if request.finish_reason is None:
             drafter.observe(tokens[-len(events) :], verified.hidden[accepted])
         count_pass(stats, len(draft), accepted, len(events), dropped)
@@ -87,11 +99,14 @@ def decode(
         yield from events
 
 
-def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int]) -> Pass:
-    """Feed a prompt in chunks and return its last row; the same cut with and without drafting."""
-    cache.rollback(0)
-    last = len(prompt) - 1 - (len(prompt) - 1) % PREFILL_ROWS
-    for start in range(0, last, PREFILL_ROWS):
+def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int = 0) -> Pass:
+    """Feed what of a prompt the cache does not hold yet, in chunks, and return its last row.
+
+    The chunks are the same with and without drafting.
+    """
+    cache.rollback(cached)
+    last = len(prompt) - 1 - (len(prompt) - 1 - cached) % PREFILL_ROWS
+    for start in range(cached, last, PREFILL_ROWS):
         chunk = Segment(cache, prompt[start : start + PREFILL_ROWS])
         target.forward([chunk], rows="last", want="hidden")
     return target.forward([Segment(cache, prompt[last:])], rows="last", want="tokens")

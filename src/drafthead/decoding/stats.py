@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from drafthead.types import DecodeStats
 
+_COUNTS = ("passes", "drafted", "accepted", "committed", "dropped", "cut", "cached_tokens")
+
 
 def count_pass(
     stats: DecodeStats, drafted: int, accepted: int, kept: int, dropped: int
@@ -44,7 +46,7 @@ def pool(many: Iterable[DecodeStats]) -> DecodeStats:
     """The sum of many requests' counts and times."""
     total = DecodeStats()
     for one in many:
-        for name in ("passes", "drafted", "accepted", "committed", "dropped", "cut"):
+        for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(one, name))
         for name in ("drafted_at", "tested_at", "accepted_at"):
             setattr(total, name, _added(getattr(total, name), getattr(one, name)))

@@ -90,7 +90,8 @@ def answer_one(
     cut_loops: bool,
     meter: EnergyMeter,
 ) -> Answer:
-    """Answer one prompt with one arm, timing the first token apart from the rest."""
+    """Answer one prompt with one arm, cold, timing the first token apart from the rest."""
+    session.forget()
     started = perf_counter()
     stream = session.stream(messages=row.messages, max_tokens=max_tokens, cut_loops=cut_loops)
     tokens = [next(stream).token]

@@ -58,7 +58,7 @@ def read_vocabulary(gguf: GgufFile) -> Vocabulary:
         GgufError: a key is missing, of a wrong type or length, or a token or type cannot be.
     """
     tokens = gguf.strings("tokenizer.ggml.tokens")
-    kinds = np.array(gguf.integers("tokenizer.ggml.token_type"), np.int64)
+    kinds = np.array(gguf.integers("tokenizer.ggml.token_type"))
     if len(kinds) != len(tokens):
         raise GgufError(
             f"{gguf.path}: tokenizer.ggml.token_type has {len(kinds)} elements for {len(tokens)} "
