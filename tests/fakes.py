@@ -84,7 +84,7 @@ class ScriptedBackbone:
     next_token: NextToken
     vocab_size: int = 64
     rows_fed: list[int] = field(default_factory=list)
-    name, path, fingerprint, threads = "scripted", "scripted.gguf", "f" * 64, 1
+    name, path, fingerprint, threads, kv = "scripted", "scripted.gguf", "f" * 64, 1, "f16"
     weight_bytes = pass_bytes = 1_000_000
     kv_bytes_per_token = 100
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drafthead.backbone.handle import Backbone
+from drafthead.backbone.handle import Backbone, KvType
 from drafthead.backbone.registry import resolve
 from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.decoding.constraints import FinishReason, token_limit
@@ -263,6 +263,7 @@ def load(
     threads: int | None = None,
     max_draft: int | None = None,
     context: int | None = None,
+    kv: KvType = "f16",
 ) -> Session:
     """Load a backbone and, where one fits, its head.
 
@@ -274,6 +275,7 @@ def load(
         threads: compute threads; all usable cores where None.
         max_draft: longest draft; 6 where None.
         context: cache cells at most; the backbone's own context length where None.
+        kv: what a cell of the cache holds: "f16", or "f32" for twice the memory.
 
     Raises:
         BackboneMissingError: a known backbone that was not pulled yet.
@@ -286,7 +288,7 @@ def load(
     if drafter not in DRAFTERS:
         raise RequestError(f"There is no drafter {drafter!r}; choose from {', '.join(DRAFTERS)}.")
     path = resolve(backbone)
-    opened = Backbone.open(path, threads=threads)
+    opened = Backbone.open(path, threads, kv)
     tokenizer = Tokenizer.from_gguf(opened.gguf)
     template = ChatTemplate.from_gguf(opened.gguf, tokenizer)
     package, reason = choose_head(opened, head, wanted=drafter == "mtp")

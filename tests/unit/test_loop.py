@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from drafthead.decoding.loop import PREFILL_ROWS, Request, decode
+from drafthead.decoding.loop import LONGEST_DRAFT, PREFILL_ROWS, Request, decode
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, RequestError
 from tests import fakes
@@ -241,3 +241,13 @@ def test_nothing_is_drafted_for_the_last_token():
     _, request, _, _ = run(drafter, max_tokens=2)
     assert drafter.asked == []
     assert (request.stats.passes, request.stats.drafted) == (1, 0)
+
+
+def test_no_draft_is_longer_than_a_sliding_window_can_take_back():
+    """B1: a ring of cells forgets; a drafter without a limit of its own must not reach its end."""
+    answer = plain(max_tokens=400)
+    drafter = fakes.OracleDrafter(answer=answer, prompt_tokens=len(PROMPT), k=1000, right=0)
+    events, request, backbone, _ = run(drafter, max_tokens=400)
+    assert tokens_of(events) == answer
+    assert max(backbone.rows_fed) == 1 + LONGEST_DRAFT
+    assert request.stats.drafted > 0

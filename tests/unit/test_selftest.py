@@ -33,7 +33,7 @@ def report_of(monkeypatch, when):
     backbone.spec.context_length = 4096
     backbone.when = when
     session.backbone = backbone
-    monkeypatch.setattr(selftest.Backbone, "open", lambda path, threads: backbone)
+    monkeypatch.setattr(selftest.Backbone, "open", lambda *how: backbone)
     return run_selftest(session, quick=True)
 
 
@@ -101,7 +101,7 @@ def test_a_rollback_that_spoils_a_cell_is_found(monkeypatch):
     backbone = fakes.ScriptedBackbone(fakes.hashed_next(256), 256)
     backbone.spec.context_length = 4096
     session.backbone = backbone
-    monkeypatch.setattr(selftest.Backbone, "open", lambda path, threads: backbone)
+    monkeypatch.setattr(selftest.Backbone, "open", lambda *how: backbone)
     whole = fakes.FakeCache.rollback
 
     def loses_one(cache, length):

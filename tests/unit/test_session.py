@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drafthead.backbone.handle import Backbone
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, RequestError
 from drafthead.session import load
@@ -184,3 +185,16 @@ def test_load_refuses_an_unknown_drafter():
     """J9: a name that means nothing is an error, never silence."""
     with pytest.raises(RequestError, match="mtp, none"):
         load("x.gguf", drafter="medusa")
+
+
+def test_load_refuses_an_unknown_type_of_cells(backbone_path):
+    with pytest.raises(RequestError, match="no cache of type 'q8'; choose f16 or f32"):
+        load(backbone_path, kv="q8")
+
+
+def test_cells_of_either_type_decode_and_tell_their_size(tiny_path):
+    """B13: the type is the session's choice, and drafting changes nothing within it."""
+    half, whole = (Backbone.open(tiny_path, threads=1, kv=kv) for kv in ("f16", "f32"))
+    assert whole.kv_bytes_per_token == 2 * half.kv_bytes_per_token
+    assert whole.new_cache(64).nbytes == 2 * half.new_cache(64).nbytes
+    assert half.new_cache(64, "f32").nbytes == whole.new_cache(64).nbytes

@@ -27,6 +27,8 @@ from drafthead.gguf.types import F32
 
 __all__ = ["Backbone", "KvCache", "Pass", "Segment", "default_threads"]
 
+KvType = Literal["f16", "f32"]
+KV_TYPES: tuple[KvType, ...] = ("f16", "f32")
 Want = Literal["hidden", "tokens", "logits"]
 _LEVELS: dict[Want, int] = {"hidden": 0, "tokens": 1, "logits": 2}
 
@@ -77,32 +79,41 @@ class Backbone:
     """
 
     def __init__(
-        self, gguf: GgufFile, spec: ModelSpec, native: _native.Backbone, load_ms: float = 0.0
+        self,
+        gguf: GgufFile,
+        spec: ModelSpec,
+        native: _native.Backbone,
+        load_ms: float = 0.0,
+        kv: KvType = "f16",
     ) -> None:
         self.gguf = gguf
         self.spec = spec
         self.native = native
         self.load_ms = load_ms
+        self.kv: KvType = kv
         self.path = Path(gguf.path)
         self.name = backbone_name(self.path)
 
     @classmethod
-    def open(cls, path: str | Path, threads: int | None = None) -> Backbone:
+    def open(cls, path: str | Path, threads: int | None = None, kv: KvType = "f16") -> Backbone:
         """Read, check and pack a GGUF file.
 
         Args:
             path: the file.
             threads: 1 or more; by default one a core. Results do not depend on it.
+            kv: type of the keys and values that its caches hold.
 
         Raises:
             GgufError, UnsupportedError: the file is damaged or asks for what is not there yet.
-            RequestError: an unusable number of threads.
+            RequestError: an unusable number of threads, or an unknown type of cells.
 
         """
         if threads is None:
             threads = default_threads()
         if not 1 <= threads <= 1024:
             raise RequestError(f"The number of threads must be between 1 and 1024, not {threads}.")
+        if kv not in KV_TYPES:
+            raise RequestError(f"There is no cache of type {kv!r}; choose f16 or f32.")
         start = time.perf_counter()
         gguf = read_gguf(path)
         spec = model_spec(gguf)
@@ -115,7 +126,7 @@ class Backbone:
             native.set_tensor(tensor.name, ggml_type, tensor.rows, tensor.columns, data, mapped)
         native.finish()
         gguf.release()  # the system maps neighbours of a page too
-        return cls(gguf, spec, native, (time.perf_counter() - start) * 1e3)
+        return cls(gguf, spec, native, (time.perf_counter() - start) * 1e3, kv)
 
     @property
     def threads(self) -> int:
@@ -134,8 +145,9 @@ class Backbone:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values (f16) that a token takes, before a window's ring is full."""
-        return 2 * 2 * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
+        """Bytes of keys and values that a token takes, before a window's ring is full."""
+        cell = 2 if self.kv == "f16" else 4
+        return 2 * cell * self.spec.n_layers * self.spec.n_kv_heads * self.spec.head_dim
 
     @cached_property
     def fingerprint(self) -> str:
@@ -147,12 +159,13 @@ class Backbone:
         """SHA-256 over the file's vocabulary, merges and special ids."""
         return self.gguf.tokenizer_fingerprint()
 
-    def new_cache(self, capacity: int, dtype: Literal["f16", "f32"] = "f16") -> KvCache:
+    def new_cache(self, capacity: int, dtype: KvType | None = None) -> KvCache:
         """Make an empty cache of `capacity` positions, at most the model's context length.
 
-        Layers with a sliding window keep a ring of cells. dtype: of the keys and values.
+        Layers with a sliding window keep a ring of cells. dtype: of the keys and values,
+        the backbone's own where None.
         """
-        return _native.KvCache(self.native, capacity, dtype)
+        return _native.KvCache(self.native, capacity, dtype or self.kv)
 
     def forward(
         self,

@@ -108,7 +108,9 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     from drafthead.drafters.base import NoDrafter
     from drafthead.session import load
 
-    session = load(args.backbone, args.head, threads=args.threads, max_draft=args.max_draft)
+    session = load(
+        args.backbone, args.head, threads=args.threads, kv=args.kv, max_draft=args.max_draft
+    )
     if "mtp" in args.drafters and not session.drafter.active:
         raise RequestError(
             f"The arm mtp needs a head: {session.drafter.reason}; give one with --head, or measure "

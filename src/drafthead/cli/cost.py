@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.evaluation.cost import cost_report
     from drafthead.session import load
 
-    session = load(args.backbone, args.head, threads=args.threads)
+    session = load(args.backbone, args.head, threads=args.threads, kv=args.kv)
     with output.console().status("measuring"):
         report: Any = cost_report(session, args.rows, args.context)
     if args.json:

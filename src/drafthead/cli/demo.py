@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.session import load
     from drafthead.tasks import TASKS, prompt_set
 
-    session = load(args.backbone, args.head, threads=args.threads)
+    session = load(args.backbone, args.head, threads=args.threads, kv=args.kv)
     plain = session.using(NoDrafter())
     style = "colour" if output.colourful(sys.stdout) else "marks"
     if not args.json:

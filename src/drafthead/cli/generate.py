@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.session import finish, load
 
     prompt = read_prompt(args.prompt)
-    session = load(args.backbone, args.head, args.drafter, args.threads, args.max_draft)
+    session = load(args.backbone, args.head, args.drafter, args.threads, args.max_draft, kv=args.kv)
     stream = session.stream(
         prompt,
         max_tokens=args.max_tokens,

@@ -29,6 +29,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say which backbone and head to load."""
     parser.add_argument("--backbone", default="smollm2-135m", help="known name, or path of a .gguf")
     parser.add_argument("--head", default="auto", help="auto, none, or folder of a head package")
+    parser.add_argument(
+        "--kv", choices=("f16", "f32"), default="f16", help="what a cell of the KV cache holds"
+    )
     add_threads_flag(parser)
     add_json_flag(parser)
 

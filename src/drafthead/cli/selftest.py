@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.evaluation.selftest import run_selftest
     from drafthead.session import load
 
-    session = load(args.backbone, args.head, threads=args.threads)
+    session = load(args.backbone, args.head, threads=args.threads, kv=args.kv)
     console = output.console()
     with console.status("loading") as status:
         report: Any = run_selftest(

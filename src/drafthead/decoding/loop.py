@@ -112,10 +112,15 @@ def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int
     return target.forward([Segment(cache, prompt[last:])], rows="last", want="tokens")
 
 
+# A cache with a sliding window can take back this many rows and more (native/runtime/kv_cache.h).
+LONGEST_DRAFT = 128
+
+
 def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[list[int], int]:
     """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped."""
     if room < 1:
         return [], 0
+    room = min(room, LONGEST_DRAFT)
     try:
         draft = drafter.propose(room)
     except NumericsError:

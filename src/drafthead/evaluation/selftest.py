@@ -199,7 +199,7 @@ class SelfTest:
         """Any number of threads gives the same rows, and the same drafts."""
         drafts = self.drafts(self.backbone)
         for count in THREADS:
-            other = Backbone.open(self.backbone.path, threads=count)
+            other = Backbone.open(self.backbone.path, count, self.backbone.kv)
             sizes = cut_sizes(SHORT_TOKENS, [1, 2, 4, 17])
             check.compare(self.short_rows, feed(other, self.cache(other), self.short, sizes))
             check.compare(self.long_rows, hidden_rows(other, self.cache(other), self.long, 512))
