@@ -19,7 +19,9 @@ void Workspace::resize(int rows, const ModelSpec& spec, int ff_width, int thread
     const auto m = static_cast<size_t>(rows);
     x.grow(m * static_cast<size_t>(spec.width));
     if (spec.post_norms) branch.grow(m * static_cast<size_t>(spec.width));
-    normed.resize(rows, spec.width);
+    normed.resize(static_cast<size_t>(threads));
+    const size_t copies = rows <= row_group ? normed.size() : 1;
+    for (size_t i = 0; i < copies; ++i) normed[i].resize(rows, spec.width);
     attended.resize(rows, spec.query_width());
     hidden.resize(rows, ff_width);
     q.grow(m * static_cast<size_t>(spec.query_width()));
@@ -32,8 +34,10 @@ void Workspace::resize(int rows, const ModelSpec& spec, int ff_width, int thread
 }
 
 size_t Workspace::bytes() const {
-    return x.bytes() + branch.bytes() + normed.bytes() + attended.bytes() + hidden.bytes() +
-           q.bytes() + k.bytes() + v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
+    size_t own = 0;
+    for (const Activations& a : normed) own += a.bytes();
+    return own + x.bytes() + branch.bytes() + attended.bytes() + hidden.bytes() + q.bytes() +
+           k.bytes() + v.bytes() + gate.bytes() + up.bytes() + scores.bytes();
 }
 
 namespace {
@@ -81,11 +85,14 @@ void for_regions(int rows, int columns, const Team& team, const F& f) {
     }
 }
 
-// normed = norm(x) for all rows, with its int8 form.
-void norm_rows(const float* weight, const PassContext& pass, Team& team) {
+// norm(x) of all rows with its int8 form. Of a few rows each thread makes its own: to read what
+// another core has just written costs more than to compute it, and a barrier besides.
+Rows norm_rows(const float* weight, const PassContext& pass, Team& team) {
+    const int rows = static_cast<int>(pass.rows.size());
     const int width = pass.spec.width;
-    Activations& to = pass.work.normed;
-    for_regions(static_cast<int>(pass.rows.size()), width, team, [&](const Region& part) {
+    const bool alone = rows <= row_group;
+    Activations& to = pass.work.normed[alone ? static_cast<size_t>(team.index) : 0];
+    const auto norm = [&](const Region& part) {
         const int at = part.column_begin;
         const int n = part.column_end - at;
         for (int r = part.row_begin; r < part.row_end; ++r) {
@@ -94,8 +101,14 @@ void norm_rows(const float* weight, const PassContext& pass, Team& team) {
             pass.kernels.scale(x + at, weight + at, n, factor, to.row(r) + at);
             to.quantize(pass.kernels, r, at, n);
         }
-    });
-    team.barrier();
+    };
+    if (alone) {
+        norm({0, rows, 0, width});
+    } else {
+        for_regions(rows, width, team, norm);
+        team.barrier();
+    }
+    return to.view();
 }
 
 // x += m . rows, or x += norm(m . rows) where the branch has a norm of its own.
@@ -255,14 +268,14 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
     team.barrier();
 }
 
-// hidden = silu(gate . normed) * (up . normed), or with gelu, and its int8 form. A thread gates the
-// columns that it has multiplied itself, in pieces of 32, so nobody waits in between.
+// hidden = silu(gate . norm(x)) * (up . norm(x)), or with gelu, and its int8 form. A thread gates
+// the columns that it has multiplied itself, in pieces of 32, so nobody waits in between.
 void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& team) {
     constexpr int tiles = block_k / tile_rows;  // of a piece
     Workspace& w = pass.work;
     const int ff_width = layer.gate.rows;
     const auto [begin, end] = team.share(ff_width / block_k);
-    const Rows rows = w.normed.view();
+    const Rows rows = norm_rows(layer.ff_norm.data(), pass, team);
     multiply_tiles(layer.gate, begin * tiles, end * tiles, rows, w.gate.data(), false,
                    pass.kernels);
     multiply_tiles(layer.up, begin * tiles, end * tiles, rows, w.up.data(), false, pass.kernels);
@@ -281,11 +294,11 @@ void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& te
 
 void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass, Team& team) {
     Workspace& w = pass.work;
-    norm_rows(layer.attention_norm.data(), pass, team);
-    project(layer.query, w.normed.view(), w.q.data(), false, pass.kernels, team);
+    const Rows normed = norm_rows(layer.attention_norm.data(), pass, team);
+    project(layer.query, normed, w.q.data(), false, pass.kernels, team);
     if (layer.key.rows > 0) {
-        project(layer.key, w.normed.view(), w.k.data(), false, pass.kernels, team);
-        project(layer.value, w.normed.view(), w.v.data(), false, pass.kernels, team);
+        project(layer.key, normed, w.k.data(), false, pass.kernels, team);
+        project(layer.value, normed, w.v.data(), false, pass.kernels, team);
     }
     team.barrier();
     for (Span rows{0, 0}; rows.end < static_cast<int>(pass.rows.size());) {
@@ -294,8 +307,6 @@ void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass,
         attend_rows(kv_layer, rows, pass, team);
     }
     join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
-
-    norm_rows(layer.ff_norm.data(), pass, team);
     gated_products(layer, pass, team);
     join_branch(layer.down, w.hidden.view(), layer.post_ff_norm, pass, team);
 }

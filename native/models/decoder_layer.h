@@ -44,12 +44,13 @@ struct Workspace {
     void resize(int rows, const ModelSpec& spec, int ff_width, int threads, int longest);
     size_t bytes() const;
 
-    Aligned<float> x;                      // (M, D) residual stream
-    Aligned<float> branch;                 // (M, D) what a post norm takes; empty without
-    Activations normed, attended, hidden;  // (M, D), (M, heads * head_dim), (M, ff)
-    Aligned<float> q, k, v;                // (M, heads * head_dim), 2 x (M, kv_heads * head_dim)
-    Aligned<float> gate, up;               // (M, ff)
-    Aligned<float> scores;                 // (threads, max_queries, score_stride)
+    Aligned<float> x;                 // (M, D) residual stream
+    Aligned<float> branch;            // (M, D) what a post norm takes; empty without
+    std::vector<Activations> normed;  // (M, D): one that threads share, or one for each
+    Activations attended, hidden;     // (M, heads * head_dim), (M, ff)
+    Aligned<float> q, k, v;           // (M, heads * head_dim), 2 x (M, kv_heads * head_dim)
+    Aligned<float> gate, up;          // (M, ff)
+    Aligned<float> scores;            // (threads, max_queries, score_stride)
     size_t score_stride = 0;
 };
 
