@@ -61,6 +61,20 @@ struct SpecDict {
     }
 };
 
+// Calls read, which takes values from a description; one that is absent or of a wrong type is the
+// caller's mistake like any other.
+template <class F>
+auto described(const F& read) {
+    try {
+        return read();
+    } catch (const std::bad_cast&) {
+        throw std::invalid_argument("a value of the model's description has a wrong type");
+    } catch (const nb::python_error& error) {
+        throw std::invalid_argument(std::string("the model's description is incomplete: ") +
+                                    error.what());
+    }
+}
+
 // A cache keeps its backbone alive; nothing points back. No other backbone can read it.
 struct Cache {
     std::shared_ptr<Backbone> backbone;
@@ -311,7 +325,9 @@ NB_MODULE(_native, m) {
                 if (threads < 1 || threads > 1024) {
                     throw std::invalid_argument("threads must be between 1 and 1024");
                 }
-                new (self) Backbone(read_spec(SpecDict{spec}), threads);
+                const ModelSpec described_spec =
+                    described([&] { return read_spec(SpecDict{spec}); });
+                new (self) Backbone(described_spec, threads);
             },
             "spec"_a, "threads"_a)
         .def(
@@ -418,8 +434,9 @@ NB_MODULE(_native, m) {
             "__init__",
             [](MtpHead* self, std::shared_ptr<Backbone> backbone, const nb::dict& spec,
                const std::vector<int>& kv_layers, const Vector<int32_t>& draft_token_ids) {
+                const int ff_width = described([&] { return SpecDict{spec}.integer("d_ff"); });
                 new (self) MtpHead(
-                    std::move(backbone), nb::cast<int>(spec["d_ff"]), kv_layers,
+                    std::move(backbone), ff_width, kv_layers,
                     {draft_token_ids.data(), draft_token_ids.data() + draft_token_ids.size()});
             },
             "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a.noconvert())

@@ -364,3 +364,15 @@ def test_unusable_thread_counts_are_refused(tiny_path, threads):
 def test_an_unknown_instruction_set_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="scalar"):
         _native.set_isa("mmx")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"d_model": "x"}, "wrong type"), ({"rms_eps": None}, "wrong type"), ({}, "incomplete")],
+)
+def test_a_description_with_a_wrong_or_missing_value_is_a_value_error(tiny_path, change, reason):
+    spec = Backbone.open(tiny_path, threads=1).spec.native() | change
+    if not change:
+        del spec["n_layers"]
+    with pytest.raises(ValueError, match=reason):
+        _native.Backbone(spec, 1)
