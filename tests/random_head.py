@@ -25,7 +25,7 @@ def config_for(backbone: Backbone) -> HeadConfig:
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
-        draft_vocab_size=256,
+        draft_vocab_size=min(256, spec.vocab_size // 16 * 16),
         kv_layers=(spec.n_layers - 1,),
         rms_eps=spec.rms_eps,
         rope_base=spec.rope_base,
@@ -35,7 +35,7 @@ def config_for(backbone: Backbone) -> HeadConfig:
 
 
 def write_random_head(folder: Path, backbone: Backbone, seed: int = 0) -> Path:
-    """Write a head package that fits the backbone; the draft vocabulary is the first 256 ids."""
+    """Write a head package that fits the backbone; it drafts the first 256 ids at most."""
     rng = np.random.default_rng(seed)
     config = config_for(backbone)
     tensors = {}

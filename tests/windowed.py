@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from drafthead import _native
-from drafthead.backbone.handle import Backbone
+from drafthead.backbone.handle import Backbone, KvCache
 from drafthead.gguf.model import Layer, ModelSpec, Rope, tensor_plan
 
 SPEC = ModelSpec(
@@ -57,3 +57,24 @@ def build(
         native.set_tensor(tensor.name, int(packed), tensor.rows, tensor.columns, data)
     native.finish()
     return Backbone(SimpleNamespace(path="tiny.gguf"), spec, native)
+
+
+def seen_positions(backbone: Backbone, cache: KvCache, layer: int) -> np.ndarray:
+    """What the row at the next position sees of a layer."""
+    window = backbone.spec.layers[layer].window
+    return np.arange(max(0, cache.length + 1 - window) if window else 0, cache.length)
+
+
+def seen_cells(backbone: Backbone, cache: KvCache) -> list[np.ndarray]:
+    """Keys and values of every layer that the next row sees, in ascending position."""
+    cells = []
+    for layer in range(backbone.spec.n_layers):
+        at = seen_positions(backbone, cache, layer) % cache.cells(layer)
+        cells.append(cache.key_view(layer)[:, at // 16, :, at % 16])
+        cells.append(cache.value_view(layer)[:, at])
+    return [np.ascontiguousarray(c).view(np.uint8) for c in cells]
+
+
+def same_cells(backbone: Backbone, one: KvCache, other: KvCache) -> bool:
+    pairs = zip(seen_cells(backbone, one), seen_cells(backbone, other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)

@@ -40,6 +40,7 @@ def one_by_one(path: Path) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("chunk", [1, 2, 7, 32, 512])
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_chunks_and_threads_change_no_bit(tiny_path, every_isa, chunk, threads):
+    """A1, A3: logits and hidden states of every row, one row a pass or 512."""
     backbone = Backbone.open(tiny_path, threads=threads)
     logits, hidden = one_by_one(tiny_path)
     for isa in every_isa:
@@ -49,9 +50,20 @@ def test_chunks_and_threads_change_no_bit(tiny_path, every_isa, chunk, threads):
         assert same_bits(found[1], hidden), isa
 
 
+def test_more_threads_than_cores_change_no_bit(tiny_path, every_isa):
+    """A1: eight of them, most with one head or none and a tile or two."""
+    backbone = Backbone.open(tiny_path, threads=8)
+    logits, hidden = one_by_one(tiny_path)
+    for isa in every_isa:
+        _native.set_isa(isa)
+        found = run_chunks(backbone, TOKENS, 100)
+        assert same_bits(found[0], logits), isa
+        assert same_bits(found[1], hidden), isa
+
+
 @pytest.mark.parametrize("rows", range(1, 18))
 def test_verify_widths_change_no_bit(tiny_path, every_isa, rows):
-    """A pass of M rows after a context of 37: row i equals the one-row pass at its position."""
+    """A1, A2: of M rows after a context of 37, row i equals the one-row pass at its position."""
     backbone = Backbone.open(tiny_path, threads=2)
     logits, _ = one_by_one(tiny_path)
     for isa in every_isa:
@@ -63,7 +75,7 @@ def test_verify_widths_change_no_bit(tiny_path, every_isa, rows):
 
 
 def test_rejected_rows_leave_no_trace(tiny_path):
-    """Wrong drafts of every length at every position, rolled back, then the right token."""
+    """A7: wrong drafts of every length at every position, rolled back, then the right token."""
     backbone = Backbone.open(tiny_path, threads=2)
     logits, _ = one_by_one(tiny_path)
     cache = backbone.new_cache(96)

@@ -165,7 +165,7 @@ CHOICES = replace(
 @pytest.mark.parametrize("kv_layers", [[1, 0], [2, 0]])
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_a_head_takes_window_rope_scale_and_caps_of_the_layers_it_reads(kv_layers, dtype):
-    """Inside the first window, at its edge, and after the ring of 276 has wrapped."""
+    """B4, B13: inside the first window, at its edge, and after the ring of 276 has wrapped."""
     backbone = choice_model(CHOICES, random_choices(CHOICES))
     weights, same = head_weights(), 0
     head = build(backbone, weights, kv_layers=kv_layers)
@@ -187,8 +187,8 @@ def test_a_head_takes_window_rope_scale_and_caps_of_the_layers_it_reads(kv_layer
 
 @pytest.mark.parametrize("n", [3, 19, 20, 21, 256, 287, 288, 289, 290, 310, 600])
 def test_a_head_sees_the_cells_of_its_window_and_no_other(every_isa, n):
-    """At most window - 1 of them, its own position having none: a NaN there ends the draft, a NaN
-    anywhere else in the ring goes unnoticed."""
+    """B4: at most window - 1 of them, its own position having none: a NaN there ends the draft, and
+    a NaN anywhere else in the ring goes unnoticed."""
     backbone = choice_model(CHOICES, random_choices(CHOICES))
     head = build(backbone, head_weights(), kv_layers=[0, 0])
     cache = backbone.new_cache(640)
@@ -254,6 +254,7 @@ def test_the_head_reads_the_very_buffers_the_backbone_wrote(backbone):
 
 
 def test_drafting_writes_no_cell_and_sees_no_stale_one(backbone):
+    """B5: the head has no cells of its own, and reads none past the cache's length."""
     head = build(backbone, head_weights())
     cache, hidden, token = prefilled(backbone, TOKENS)
     cache.rollback(60)
@@ -307,6 +308,7 @@ def test_a_draft_stops_at_low_confidence_and_before_non_finite_scores(backbone):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
 def test_a_state_that_is_not_finite_drafts_nothing(backbone, every_isa, value):
+    """A10: nothing of it reaches the backbone."""
     cache, hidden, token = prefilled(backbone, TOKENS)
     head = build(backbone, head_weights())
     hidden[3] = value
@@ -316,6 +318,7 @@ def test_a_state_that_is_not_finite_drafts_nothing(backbone, every_isa, value):
 
 
 def test_a_draft_ends_with_the_context_and_the_cache(backbone):
+    """E1: neither the last cell nor the last position is passed."""
     head = build(backbone, head_weights())
     cache, hidden, token = prefilled(backbone, TOKENS)
     assert len(head.draft(cache, token, hidden, 2**31 - 1, 0.0)[0]) <= cache.capacity

@@ -14,7 +14,14 @@ from drafthead import _native
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from tests.bits import same_bits
 from tests.reference import reference_logits
-from tests.windowed import SPEC, build, random_weights, with_window
+from tests.windowed import (
+    SPEC,
+    build,
+    random_weights,
+    same_cells,
+    seen_positions,
+    with_window,
+)
 
 SLACK = 256
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 272, 2600)]
@@ -42,27 +49,6 @@ def plain(window: int, n: int, dtype: str = "f16") -> np.ndarray:
     return feed(backbone, backbone.new_cache(n, dtype), TOKENS[:n], 1)
 
 
-def seen_positions(backbone: Backbone, cache: KvCache, layer: int) -> np.ndarray:
-    """What the row at the next position sees of a layer."""
-    window = backbone.spec.layers[layer].window
-    return np.arange(max(0, cache.length + 1 - window) if window else 0, cache.length)
-
-
-def seen_cells(backbone: Backbone, cache: KvCache) -> list[np.ndarray]:
-    """Keys and values of every layer that the next row sees, in ascending position."""
-    cells = []
-    for layer in LAYERS:
-        at = seen_positions(backbone, cache, layer) % cache.cells(layer)
-        cells.append(cache.key_view(layer)[:, at // 16, :, at % 16])
-        cells.append(cache.value_view(layer)[:, at])
-    return [np.ascontiguousarray(c).view(np.uint8) for c in cells]
-
-
-def same_cells(backbone: Backbone, one: KvCache, other: KvCache) -> bool:
-    pairs = zip(seen_cells(backbone, one), seen_cells(backbone, other), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
-
-
 def poison_the_rest(backbone: Backbone, cache: KvCache) -> None:
     """Fill every cell that the next row does not see with NaN."""
     for layer in LAYERS:
@@ -76,7 +62,7 @@ def poison_the_rest(backbone: Backbone, cache: KvCache) -> None:
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("window", [1, 16, 48, 512])
 def test_chunks_threads_and_instruction_sets_change_no_bit(every_isa, window, dtype):
-    """The rows wrap the ring; a pass of 512 or of all holds more of them than the slack."""
+    """A1, A3, B2: the rows wrap the ring; a pass of 512 or more holds more than its slack."""
     n = window + SLACK + 330
     expected = plain(window, n, dtype)
     for chunk, threads in ((2, 1), (7, 1), (32, 2), (512, 1), (512, 2), (n, 2)):
@@ -91,7 +77,7 @@ def test_chunks_threads_and_instruction_sets_change_no_bit(every_isa, window, dt
 
 @pytest.mark.parametrize("window", [16, 100])
 def test_a_window_masks_as_a_dense_matrix_does(window):
-    """Long after the wrap, within what int8 activations may do to a logit."""
+    """B3: long after the wrap, within what int8 activations may do to a logit."""
     backbone = model(window)
     n = window + 3 * SLACK
     found = feed(backbone, backbone.new_cache(n), TOKENS[:n], 100)
@@ -103,8 +89,8 @@ def test_a_window_masks_as_a_dense_matrix_does(window):
 
 @pytest.mark.parametrize("window", [16, 48, 512])
 def test_forced_rejections_across_window_and_wrap_leave_no_trace(window):
-    """Wrong drafts of every length at every position around both, then the right token: the logits
-    and every cell that is still seen are those of the plain run, byte for byte.
+    """B1: wrong drafts of every length at every position around both, then the right token: the
+    logits and every cell that is still seen are those of the plain run, byte for byte.
     """
     backbone = model(window)
     ring = backbone.new_cache(2600).cells(0)
@@ -129,7 +115,7 @@ def test_forced_rejections_across_window_and_wrap_leave_no_trace(window):
 
 
 def test_two_thousand_drafted_tokens_take_no_more_memory():
-    """A windowed layer holds min(window + slack, capacity) cells, rounded to blocks of 16."""
+    """B2: a windowed layer holds min(window + slack, capacity) cells, rounded to blocks of 16."""
     backbone = model(48)
     cache = backbone.new_cache(2600)
     assert [cache.cells(layer) for layer in LAYERS] == [304, 2608, 304]
@@ -148,7 +134,7 @@ def test_two_thousand_drafted_tokens_take_no_more_memory():
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 def test_what_a_window_does_not_show_counts_for_nothing(every_isa, dtype):
-    """Every other cell is NaN, stale or not: no masked lane and no neighbour in a block leaks."""
+    """B3: every other cell is NaN, stale or not: no masked lane or neighbour in a block leaks."""
     backbone = model(48)
     expected = plain(48, 760, dtype)
     for isa in every_isa:
@@ -162,6 +148,7 @@ def test_what_a_window_does_not_show_counts_for_nothing(every_isa, dtype):
 
 
 def test_a_rollback_is_exact_down_to_its_floor_and_refused_below():
+    """B1, B15: never a rollback that says nothing."""
     backbone = model(48)
     n = 1000
     cache = backbone.new_cache(1100)

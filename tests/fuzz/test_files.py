@@ -70,7 +70,7 @@ def test_the_sound_files_load_chat_and_go_on(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", corpus.CASES)
 def test_a_crafted_file_costs_one_clear_sentence(path: Path, name: str) -> None:
-    """Each of the corpus is refused by a sentence that names the fault, at once."""
+    """G4, G6, G7: each of the corpus is refused by a sentence that names the fault, at once."""
     raw, fragment = corpus.CASES[name]
     assert name in LARGE or len(raw) < (2 << 10 if name in corpus.READER else 16 << 10)
     path.write_bytes(raw)
@@ -80,7 +80,7 @@ def test_a_crafted_file_costs_one_clear_sentence(path: Path, name: str) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused(path: Path) -> None:
-    """The prefixes of a model are told to be truncated."""
+    """G7: the prefixes of a model are told to be truncated."""
     path.write_bytes(corpus.SOUND)
     for length in range(len(corpus.SOUND) - 1, 0, -7):
         os.truncate(path, length)
@@ -98,7 +98,7 @@ def test_a_value_of_any_type_at_any_key_is_taken_or_refused(path: Path, key: str
 
 
 def test_mutations_of_the_corpus_are_no_finding(tmp_path: Path) -> None:
-    """Ten thousand files made by damaging those of the corpus load or are refused, each in time."""
+    """G6: ten thousand files, damaged ones of the corpus, load or are refused, each in time."""
     findings, endings = [], 0
     for endings, finding in islice(fuzz(tmp_path, seed=1), MUTATIONS):  # noqa: B007
         if finding:

@@ -32,7 +32,7 @@ def assert_ids(tokenizer: Tokenizer, expected: list[list[int]]) -> None:
 
 @pytest.mark.backbone
 def test_smollm2(backbone_path: Path) -> None:
-    """Every id as llama.cpp gives it; no BOS; two ends."""
+    """G3: every id as llama.cpp gives it; no BOS; two ends."""
     tokenizer = Tokenizer.from_gguf(read_gguf(backbone_path))
     assert_ids(tokenizer, IDS[SMOLLM2]["ids"])
     assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in TEXTS)
@@ -62,7 +62,7 @@ def optional(name: str) -> Tokenizer:
 @pytest.mark.backbone
 @pytest.mark.parametrize("size", ["0.5b", "1.5b"])
 def test_qwen(size: str) -> None:
-    """Every id as the published tokenizer gives it; no BOS though the file names one."""
+    """G3: every id as the published tokenizer gives it; no BOS though the file names one."""
     tokenizer = optional(QWEN.format(size))
     assert_ids(tokenizer, IDS[QWEN.format("0.5b")]["ids"])
     assert tokenizer.eos_ids == {151643, 151645}
@@ -71,7 +71,7 @@ def test_qwen(size: str) -> None:
 
 @pytest.mark.backbone
 def test_gemma() -> None:
-    """Every id as the published tokenizer gives it; one BOS; </s> is markup and ends nothing."""
+    """G3: every id as the published tokenizer gives it; one BOS; </s> is markup, no end."""
     tokenizer = optional(GEMMA)
     assert_ids(tokenizer, IDS[GEMMA]["ids"])
     assert tokenizer.eos_ids == {1, 106}

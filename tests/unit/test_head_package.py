@@ -91,6 +91,8 @@ def test_a_wrong_tensor_is_named(tmp_path, change, message):
 
 
 def test_a_pickle_named_safetensors_is_refused_and_never_run(tmp_path):
+    """G8: nor is anything else that is no safetensors file."""
+
     class Bomb:
         def __reduce__(self):
             return (pytest.fail, ("the pickle ran",))
@@ -146,6 +148,7 @@ def test_a_folder_without_its_files_is_no_package(tmp_path):
      ("head_dim", 32), ("n_layers", 5)],
 )  # fmt: skip
 def test_a_wrong_pair_is_refused_with_the_field_named(tmp_path, field, value):
+    """G1: each of the fields that say what a head was trained for."""
     package = HeadPackage.load(write(tmp_path / "h"))
     package.check_target(backbone())
     names = {"d_model": "hidden_size", "n_heads": "num_attention_heads",

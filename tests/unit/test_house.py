@@ -52,7 +52,7 @@ def test_only_bindings_include_nanobind():
 
 
 def test_nothing_unpickles():
-    """Loading a file never runs code from it: no pickle, and none of the calls built on it."""
+    """G8: loading a file never runs code from it: no pickle, and none of the calls built on it."""
     assert importers_of("pickle", "dill", "joblib", "shelve", "marshal") == set()
     calls = re.compile(r"torch\.(load|save)\(|allow_pickle\s*=\s*True")
     assert [path.name for path in SOURCES if calls.search(path.read_text(encoding="utf-8"))] == []

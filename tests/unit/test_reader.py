@@ -75,7 +75,7 @@ def test_every_scalar_type_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_at_any_byte_is_told_to_be_truncated(tmp_path: Path) -> None:
-    """Every proper prefix fails with a sentence that says where it ends and what is missing."""
+    """G7: every proper prefix fails with a sentence that says where it ends and what is missing."""
     path = tmp_path / "model.gguf"
     sections = set()
     for length in range(1, len(SOUND)):

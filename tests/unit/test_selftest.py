@@ -65,6 +65,13 @@ def test_one_bit_of_difference_is_found(monkeypatch, when, found):
     assert set(found) <= set(mismatched(report))
 
 
+@pytest.mark.parametrize("width", range(1, 18))
+def test_no_verify_width_escapes_the_check_of_rows(monkeypatch, width):
+    """A2: one unit in the last place, in passes of that many rows alone."""
+    report = report_of(monkeypatch, lambda rows, segments: rows == width)
+    assert "rows" in mismatched(report)
+
+
 def test_zeros_of_either_sign_and_nans_are_compared_as_bits():
     check = Check("x")
     zero, minus = (np.array([value], np.float32) for value in (0.0, -0.0))

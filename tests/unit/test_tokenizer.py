@@ -253,7 +253,7 @@ def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer, pieces: Tokenize
 
 
 def test_the_fingerprint_follows_vocabulary_and_merges(tmp_path: Path) -> None:
-    """One merge, one token, one type or one special id changes it; the chat template does not."""
+    """G1: a merge, a token, a type or a special id changes it; the chat template does not."""
     first = build(tmp_path).fingerprint
     assert build(tmp_path).fingerprint == first
     tokens = made.tokenizer_metadata()["tokenizer.ggml.tokens"]

@@ -71,7 +71,7 @@ def test_the_engine_gives_the_librarys_logits(case):
 
 
 def test_no_architecture_has_a_bit_that_depends_on_the_pass(case, every_isa):
-    """One row at a time, in pieces on two threads, and whole on each instruction set."""
+    """A1, A3: one row at a time, in pieces on two threads, and whole on each instruction set."""
     expected = engine_logits(case.path, 1, 1)
     assert same_bits(engine_logits(case.path, 7, 2), expected)
     for isa in every_isa:
