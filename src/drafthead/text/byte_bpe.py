@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Sequence as Chain
 from drafthead.errors import GgufError, UnsupportedError
 from drafthead.gguf.file import GgufFile, quoted
 from drafthead.text.merging import REMEMBERED_LENGTH, REMEMBERED_WORDS, merge
-from drafthead.text.vocabulary import USER_DEFINED, Vocabulary, names_pattern
+from drafthead.text.vocabulary import USER_DEFINED, Vocabulary, around_names, names_pattern
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _NFC = NFC()
@@ -89,12 +89,10 @@ class ByteBpe:
     def encode(self, text: str) -> list[int]:
         """Encode text; bytes that the vocabulary lacks are dropped."""
         ids: list[int] = []
-        position = 0
-        for match in self._fixed_pattern.finditer(text):
-            self._encode_plain(text[position : match.start()], ids)
-            ids.append(self._fixed[match.group()])
-            position = match.end()
-        self._encode_plain(text[position:], ids)
+        for plain, name in around_names(self._fixed_pattern, text):
+            self._encode_plain(plain, ids)
+            if name is not None:
+                ids.append(self._fixed[name])
         return ids
 
     def token_bytes(self, token_id: int, first: bool) -> bytes:

@@ -19,7 +19,14 @@ import numpy as np
 from drafthead.errors import GgufError, UnsupportedError
 from drafthead.gguf.file import GgufFile
 from drafthead.text.merging import REMEMBERED_LENGTH, REMEMBERED_WORDS, merge
-from drafthead.text.vocabulary import BYTE, NORMAL, USER_DEFINED, Vocabulary, names_pattern
+from drafthead.text.vocabulary import (
+    BYTE,
+    NORMAL,
+    USER_DEFINED,
+    Vocabulary,
+    around_names,
+    names_pattern,
+)
 
 SPACE = "\u2581"
 _WORD = re.compile(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+")
@@ -57,12 +64,10 @@ class PieceBpe:
         """Encode text."""
         text = text.replace(" ", SPACE)
         ids: list[int] = []
-        position = 0
-        for match in self._fixed_pattern.finditer(text):
-            self._encode_plain(text[position : match.start()], ids)
-            ids.append(self._fixed[match.group()])
-            position = match.end()
-        self._encode_plain(text[position:], ids)
+        for plain, name in around_names(self._fixed_pattern, text):
+            self._encode_plain(plain, ids)
+            if name is not None:
+                ids.append(self._fixed[name])
         return ids
 
     def token_bytes(self, token_id: int, first: bool) -> bytes:

@@ -6,7 +6,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggml.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +93,15 @@ def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern that finds any of the names, the longest where several fit."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def around_names(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str | None]]:
+    """Cut a text at the names that a pattern finds: (text before, name), and last (rest, None)."""
+    position = 0
+    for match in pattern.finditer(text):
+        yield text[position : match.start()], match.group()
+        position = match.end()
+    yield text[position:], None
 
 
 def _names(gguf: GgufFile, tokens: Sequence[str]) -> set[str]:
