@@ -142,6 +142,8 @@ class ByteTokenizer:
 class PlainTemplate:
     """A chat template that prints "role:content;" for each message."""
 
+    exists = True
+
     def render(self, messages, add_generation_prompt=True):
         return [Part(f"{m['role']}:{m['content']};", True) for m in messages]
 

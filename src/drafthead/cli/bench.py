@@ -25,7 +25,12 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser = subparsers.add_parser("bench", help="measure drafters against plain decoding")
     output.add_model_flags(parser)
-    parser.add_argument("--drafters", type=output.names, default=list(ARMS), help="arms")
+    parser.add_argument(
+        "--drafters",
+        type=output.names,
+        default=None,
+        help="arms: plain, mtp; without it both, or plain alone where there is no head",
+    )
     parser.add_argument(
         "--prompts",
         nargs="+",
@@ -70,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse unknown arms and peers, a peer that is not installed, a report without a place."""
-    unknown = [name for name in args.drafters if name not in ARMS]
-    if unknown or not args.drafters:
+    wanted = ARMS if args.drafters is None else args.drafters
+    unknown = [name for name in wanted if name not in ARMS]
+    if unknown or not wanted:
         which = f"There is no arm {', '.join(unknown)}" if unknown else "No arm was named"
         raise RequestError(f"{which}; the arms are {', '.join(ARMS)}.")
     if args.peers:
@@ -111,13 +117,17 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     session = load(
         args.backbone, args.head, threads=args.threads, kv=args.kv, max_draft=args.max_draft
     )
-    if "mtp" in args.drafters and not session.drafter.active:
+    usual = ARMS if session.drafter.active or args.head != "auto" else ("plain",)
+    wanted = usual if args.drafters is None else args.drafters
+    if args.drafters is None and len(wanted) < len(ARMS):
+        output.warn(f"Measuring plain decoding alone: {session.drafter.reason}.")
+    if "mtp" in wanted and not session.drafter.active:
         raise RequestError(
             f"The arm mtp needs a head: {session.drafter.reason}; give one with --head, or measure "
             "--drafters plain."
         )
     made = {"plain": session.using(NoDrafter()), "mtp": session}
-    return {name: made[name] for name in args.drafters}
+    return {name: made[name] for name in wanted}
 
 
 def open_peers(args: argparse.Namespace, session: Session, rows: list[PromptRow]) -> list[LlamaCpp]:
@@ -125,8 +135,9 @@ def open_peers(args: argparse.Namespace, session: Session, rows: list[PromptRow]
     if not args.peers:
         return []
     from drafthead.evaluation.peers import LlamaCpp
+    from drafthead.evaluation.prompts import prompt_ids
 
-    longest = max(len(session.encode(messages=row.messages)) for row in rows)
+    longest = max(len(prompt_ids(session, row)) for row in rows)
     context = min(longest + args.max_tokens, session.context)
     return [LlamaCpp(session.backbone.path, session.backbone.threads, context)]
 
@@ -173,6 +184,7 @@ def measure(
             "max_tokens": args.max_tokens,
             "repeat": args.repeat,
             "keep_loops": args.keep_loops,
+            "raw": not session.template.exists,
             "max_draft": getattr(drafting.drafting, "max_draft_tokens", None),
         },
         "cost": {

@@ -23,7 +23,7 @@ from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.errors import CapacityError, FileError, UnsupportedError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import PLAIN, Answer
-from drafthead.evaluation.prompts import PromptRow
+from drafthead.evaluation.prompts import PromptRow, prompt_ids
 from drafthead.session import Session
 from drafthead.types import DecodeStats
 
@@ -190,7 +190,7 @@ def answer_plainly(
     """
     sleep(SETTLE_S)
     started = perf_counter()
-    prompt = session.encode(messages=row.messages)
+    prompt = prompt_ids(session, row)
     limit = token_limit(len(prompt), max_tokens, peer.context)
     end = EndRule(limit, session.tokenizer.eos_ids, cut_loops)
     peer.rollback(0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from drafthead.errors import FileError, RequestError
+from drafthead.session import Session
 from drafthead.text.template import check_messages
 
 
@@ -47,6 +48,14 @@ def parse_row(row: object, where: str) -> PromptRow:
     if not all(_is_text(message["content"]) for message in messages):
         raise FileError(f"{where}: the text holds half of a surrogate pair; remove it.")
     return PromptRow(row["id"], row["task"], tuple(messages))
+
+
+def prompt_ids(session: Session, row: PromptRow) -> list[int]:
+    """The tokens of a prompt; a base model, which has no chat template, continues the text alone."""
+    if session.template.exists:
+        return session.encode(messages=row.messages)
+    text = "\n\n".join(message["content"] for message in row.messages)
+    return session.encode(text, raw=True)
 
 
 def _is_text(value: object) -> bool:

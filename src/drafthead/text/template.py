@@ -134,6 +134,11 @@ class ChatTemplate:
                 f"The chat template refuses the messages: {_reason(error)}."
             ) from None
 
+    @property
+    def exists(self) -> bool:
+        """Whether the file has a template; that of a base model has none."""
+        return self._source is not None
+
     def _template(self) -> Template:
         if self._source is None:
             raise RequestError(
