@@ -51,7 +51,7 @@ def parse_row(row: object, where: str) -> PromptRow:
 
 
 def prompt_ids(session: Session, row: PromptRow) -> list[int]:
-    """The tokens of a prompt; a base model, which has no chat template, continues the text alone."""
+    """The tokens of a prompt; a base model, without a chat template, continues the text alone."""
     if session.template.exists:
         return session.encode(messages=row.messages)
     text = "\n\n".join(message["content"] for message in row.messages)
