@@ -267,16 +267,25 @@ double integer_peak(int threads) {
     return best;
 }
 
-// Reads an array once on `threads` threads, each its own part: the memory's limit of a pass.
-void read_bytes(const Vector<uint8_t>& data, int threads) {
-    const nb::gil_scoped_release release;
-    ThreadPool pool(threads);
-    const int lines = static_cast<int>(data.size() / 64);
-    pool.run([&](Team& team) {
-        const auto [begin, end] = team.share(lines);
-        kernels().read_lines(data.data() + static_cast<size_t>(begin) * 64, end - begin);
-    });
-}
+// Reads memory as a pass reads weights, each thread its own part: the memory's limit of a pass. Its
+// threads stay, as those of a backbone do: a new one may share the core of another for a while.
+class MemoryReader {
+public:
+    MemoryReader(size_t bytes, int threads) : pool_(threads), data_(bytes) {
+        std::fill_n(data_.data(), bytes, uint8_t{1});  // a page that nobody wrote is no memory
+    }
+    void read() {
+        const auto lines = static_cast<int>(data_.size() / 64);
+        pool_.run([&](Team& team) {
+            const auto [begin, end] = team.share(lines);
+            kernels().read_lines(data_.data() + static_cast<size_t>(begin) * 64, end - begin);
+        });
+    }
+
+private:
+    ThreadPool pool_;
+    Aligned<uint8_t> data_;
+};
 
 // Seconds of each of `repeats` products of the matrix with `rows` rows on `threads` threads.
 std::vector<double> time_products(const Matrix& self, int rows, int repeats, int threads) {
@@ -316,7 +325,9 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa, "name"_a);
     m.def("integer_peak", &integer_peak, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 
-    m.def("read_bytes", &read_bytes, "data"_a, "threads"_a);
+    nb::class_<MemoryReader>(m, "MemoryReader")
+        .def(nb::init<size_t, int>(), "nbytes"_a, "threads"_a)
+        .def("read", &MemoryReader::read, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Backbone>(m, "Backbone")
         .def(

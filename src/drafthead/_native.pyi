@@ -12,7 +12,10 @@ def available_isas() -> list[str]: ...  # best first, e.g. ["avx512", "avx2", "s
 def active_isa() -> str: ...
 def set_isa(name: str) -> None: ...  # ValueError where unknown or not on this machine
 def integer_peak(threads: int) -> float: ...  # multiply-adds a second, integer dots alone
-def read_bytes(data: NDArray[np.uint8], threads: int) -> None: ...  # once, in order
+
+class MemoryReader:
+    def __init__(self, nbytes: int, threads: int) -> None: ...
+    def read(self) -> None: ...  # all of its memory once, in order
 
 class Backbone:
     # The keys of ModelSpec.native().

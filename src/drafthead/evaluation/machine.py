@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-
 from drafthead import _native
 from drafthead.backbone.handle import default_threads
 
@@ -35,12 +33,11 @@ class MemoryReader:
     """
 
     def __init__(self, threads: int) -> None:
-        self._data = np.ones(BANDWIDTH_BYTES, np.uint8)
-        self._threads = threads
+        self._native = _native.MemoryReader(BANDWIDTH_BYTES, threads)
 
     def read(self) -> None:
         """Read it once."""
-        _native.read_bytes(self._data, self._threads)
+        self._native.read()
 
 
 def memory_read_gb_s(threads: int) -> float:
