@@ -25,7 +25,6 @@ public:
     }
     float* row(int r) { return x_.data() + static_cast<size_t>(r) * columns_; }
     const float* row(int r) const { return x_.data() + static_cast<size_t>(r) * columns_; }
-    int columns() const { return columns_; }
 
     // Quantises n floats of a row from `begin`; both are multiples of 32.
     void quantize(const Kernels& k, int r, int begin, int n) {

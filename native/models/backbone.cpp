@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/dispatch.h"
+#include "runtime/fp_env.h"
 
 namespace drafthead {
 
@@ -107,6 +108,8 @@ void Backbone::name_layer(int index) {
 }
 
 void Backbone::finish() {
+    const std::lock_guard<std::mutex> lock(turn_);
+    if (finished_) return;
     slots_.require_all();
     if (spec_.rope_factors) {
         for (size_t i = 0; i < rope_factors_.size(); ++i) {
@@ -114,6 +117,7 @@ void Backbone::finish() {
                 throw std::invalid_argument("tensor 'rope_freqs.weight' must hold 1 or more");
             }
         }
+        const FloatEnvironment environment;
         rotary_.divide_frequencies(rope_factors_.data());
     }
     finished_ = true;

@@ -46,7 +46,6 @@ public:
 
     const ModelSpec& spec() const { return spec_; }
     const Rotary& rotary() const { return rotary_; }
-    const Matrix& embedding() const { return embedding_; }
     const Matrix& output() const { return spec_.tied ? embedding_ : output_; }
     ThreadPool& pool() { return pool_; }
     // Held by whoever runs a pass or a draft: their buffers serve one at a time.

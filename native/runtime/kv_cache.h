@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -65,7 +64,7 @@ public:
         written_ = std::max(written_, length_);
     }
     int rollback_floor() const {
-        int floor = 0;
+        int floor = adopted_floor_;
         for (const Layer& layer : layers_) {
             if (wraps(layer) && written_ > layer.cells) {
                 floor = std::max(floor, written_ - layer.cells + layer.window - 1);
@@ -82,11 +81,7 @@ public:
                                         " and floor " + std::to_string(floor));
         }
         length_ = written_ = length;
-        int spare = std::numeric_limits<int>::max();
-        for (const Layer& layer : layers_) {
-            if (wraps(layer)) spare = std::min(spare, layer.cells - layer.window + 1);
-        }
-        if (floor > 0 && spare <= capacity_) written_ = std::max(length, floor + spare);
+        adopted_floor_ = floor;
     }
     // Throws std::invalid_argument where cells are gone that the length needs; nothing changes.
     void rollback(int length) {
@@ -103,7 +98,7 @@ public:
                                         " need; roll back to 0 and feed the tokens again");
         }
         length_ = length;
-        if (length == 0) written_ = 0;
+        if (length == 0) written_ = adopted_floor_ = 0;
     }
 
     // (cells / 16, head_dim, 16) and (cells, head_dim) items of the cache's type
@@ -141,7 +136,8 @@ private:
     int kv_heads_, head_dim_, capacity_;
     KvType type_;
     int length_ = 0;
-    int written_ = 0;  // the longest length since the cache was empty
+    int adopted_floor_ = 0;  // of cells that were written from outside
+    int written_ = 0;        // the longest length since the cache was empty
     std::vector<Layer> layers_;
     Aligned<uint8_t> keys_, values_;
 };

@@ -1,5 +1,7 @@
 #include "runtime/thread_pool.h"
 
+#include <stdexcept>
+
 #include "runtime/fp_env.h"
 
 #if defined(__x86_64__)
@@ -66,6 +68,11 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::run_erased(Call call, const void* job) {
+    if (!workers_.empty() && getpid() != process_) {
+        throw std::runtime_error(
+            "the model was loaded before this process was forked off, and its threads did not "
+            "follow: load it in the child, or with one thread");
+    }
     const FloatEnvironment environment;
     call_ = call;
     job_ = job;

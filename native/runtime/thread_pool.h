@@ -2,6 +2,8 @@
 // meet at cheap barriers. Work is split over output elements, never inside a reduction.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -44,7 +46,8 @@ public:
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
     // Calls job(team) on every thread and returns when all have finished. The job must not throw,
-    // and the caller sees to it that one job runs at a time.
+    // and the caller sees to it that one job runs at a time. Throws std::runtime_error in a process
+    // that was forked off: threads do not follow.
     template <class Job>
     void run(const Job& job) {
         run_erased([](const void* j, Team& team) { (*static_cast<const Job*>(j))(team); }, &job);
@@ -57,6 +60,7 @@ private:
     void work(int index);
 
     std::vector<std::thread> workers_;
+    const pid_t process_ = getpid();
     Call call_ = nullptr;
     const void* job_ = nullptr;
     bool stop_ = false;

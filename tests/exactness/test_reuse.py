@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 import drafthead
 from drafthead.backbone.cells import read_cells
-from drafthead.backbone.handle import Backbone
+from drafthead.backbone.handle import Backbone, Segment
+from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.errors import CapacityError, FileError, RequestError
@@ -263,6 +264,24 @@ def test_a_copied_ring_has_forgotten_what_its_source_had(window, copied, beside,
     result = talk.generate(other, max_tokens=8)
     assert result.stats.cached_tokens == (common if beside >= 0 else 0)
     assert result.tokens == cold(window, other, 8).tokens
+
+
+def test_a_copy_too_short_to_wrap_has_forgotten_all_the_same(tmp_path):
+    """B10: rings of 16 + 256 cells that wrapped at 300 are saved at 200, where no ring wraps."""
+    backbone = open_model(16)
+    tokens = [token % backbone.spec.vocab_size for token in range(300)]
+    cache = backbone.new_cache(400)
+    backbone.forward([Segment(cache, tokens)], rows="last")
+    cache.rollback(200)
+    floor = cache.rollback_floor
+    assert 0 < floor <= 200
+    write_snapshot(tmp_path / "s", backbone, cache, tokens[:200])
+    copy, _ = read_snapshot(tmp_path / "s", backbone, 400)
+    assert (copy.length, copy.rollback_floor) == (200, floor)
+    with pytest.raises(ValueError, match="too deep"):
+        copy.rollback(floor - 1)
+    copy.rollback(0)
+    assert copy.rollback_floor == 0
 
 
 def test_a_file_holds_what_the_rings_hold(tmp_path):

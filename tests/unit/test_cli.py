@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import types
 
 import pytest
@@ -210,3 +213,16 @@ def test_every_command_explains_itself(capsys, name):
 def test_version(capsys):
     assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"drafthead {drafthead.__version__}\n"
+
+
+def test_an_instruction_set_that_is_not_there_is_one_sentence(backbone_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "drafthead", "generate", "--backbone", str(backbone_path), "hi"],
+        env=os.environ | {"DRAFTHEAD_ISA": "foo"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("drafthead generate: DRAFTHEAD_ISA: instruction set 'foo'")
+    assert done.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -376,3 +377,18 @@ def test_a_description_with_a_wrong_or_missing_value_is_a_value_error(tiny_path,
         del spec["n_layers"]
     with pytest.raises(ValueError, match=reason):
         _native.Backbone(spec, 1)
+
+
+def test_a_forked_child_is_told_to_load_for_itself(tiny_path):
+    """Threads do not follow a fork: a pass would wait for them for ever."""
+    backbone = Backbone.open(tiny_path, threads=2)
+    cache = backbone.new_cache(16)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            backbone.forward([Segment(cache, [1])])
+        except RuntimeError as error:
+            code = 0 if "load it in the child" in str(error) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

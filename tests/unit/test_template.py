@@ -215,7 +215,7 @@ def test_a_template_that_fails_is_told_in_its_words(
 def test_without_a_template_raw_prompts_are_named(tmp_path: Path) -> None:
     """A file without a template can be opened; rendering points to --raw."""
     _, template = build(tmp_path, None)
-    with pytest.raises(RequestError, match="has no chat template: use --raw"):
+    with pytest.raises(RequestError, match="has no chat template: write the whole prompt"):
         template.render([USER])
 
 
@@ -322,7 +322,7 @@ def test_a_base_model_has_no_chat() -> None:
     if not path.exists():
         pytest.skip(f"{path.name} is not in the cache")
     file = read_gguf(path)
-    with pytest.raises(RequestError, match="has no chat template: use --raw"):
+    with pytest.raises(RequestError, match="has no chat template: write the whole prompt"):
         ChatTemplate.from_gguf(file, Tokenizer.from_gguf(file)).render([USER])
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from drafthead import _native
 from drafthead._native import KvCache
 from drafthead.backbone.registry import backbone_name
-from drafthead.errors import NumericsError, RequestError
+from drafthead.errors import CapacityError, NumericsError, RequestError
 from drafthead.gguf.file import GgufFile
 from drafthead.gguf.reader import read_gguf
 from drafthead.gguf.spec import ModelSpec, model_spec, tensor_plan, vector_values
@@ -105,7 +105,9 @@ class Backbone:
 
         Raises:
             GgufError, UnsupportedError: the file is damaged or asks for what is not there yet.
-            RequestError: an unusable number of threads, or an unknown type of cells.
+            CapacityError: the system does not start that many threads.
+            RequestError: an unusable number of threads, an unknown type of cells, or an instruction
+                set in DRAFTHEAD_ISA that this machine does not have.
 
         """
         if threads is None:
@@ -115,9 +117,18 @@ class Backbone:
         if kv not in KV_TYPES:
             raise RequestError(f"There is no cache of type {kv!r}; choose f16 or f32.")
         start = time.perf_counter()
+        try:
+            _native.active_isa()  # chosen at the first call
+        except ValueError as error:
+            raise RequestError(f"DRAFTHEAD_ISA: {error}.") from None
         gguf = read_gguf(path)
         spec = model_spec(gguf)
-        native = _native.Backbone(spec.native(), threads)
+        try:
+            native = _native.Backbone(spec.native(), threads)
+        except RuntimeError as error:  # the system has no room for another thread
+            raise CapacityError(
+                f"{threads} threads could not be started ({error}): give fewer with --threads."
+            ) from None
         for tensor in tensor_plan(spec):
             ggml_type, data = gguf.tensors[tensor.name].ggml_type, gguf.data(tensor.name)
             if tensor.kind == "vector":

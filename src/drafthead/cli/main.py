@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         drop_unwritten()  # the reader of our output has gone: nobody to tell
         return EXIT_FAILED
-    except (DraftheadError, OSError, KeyboardInterrupt) as error:
+    except (DraftheadError, OSError, MemoryError, KeyboardInterrupt) as error:
         if "--debug" in words:
             raise
         drop_unwritten()
@@ -114,6 +114,8 @@ def sentence(error: BaseException) -> str:
     """What is told of an error."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped."
+    if isinstance(error, MemoryError):
+        return "there is not enough memory: free some, or take a smaller backbone or context."
     if not isinstance(error, OSError):
         return str(error)
     what = error.strerror or str(error)

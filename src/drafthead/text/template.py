@@ -142,7 +142,7 @@ class ChatTemplate:
     def _template(self) -> Template:
         if self._source is None:
             raise RequestError(
-                f"{self._origin} has no chat template: use --raw and write the whole prompt."
+                f"{self._origin} has no chat template: write the whole prompt as raw text."
             )
         if self._compiled is None:
             try:
