@@ -7,13 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 #include "models/backbone.h"
 #include "models/mtp_head.h"
+#include "models/probes.h"
 #include "models/read_spec.h"
-#include "ops/probe.h"
 #include "runtime/dispatch.h"
 #include "runtime/fp_env.h"
 
@@ -246,76 +245,6 @@ Array<float, 2> multiply(
     return out;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Multiply-adds a second of the integer dots alone, the best of a few runs: the arithmetic limit of
-// a pass.
-double integer_peak(int threads) {
-    constexpr int rounds = 1 << 18;
-    constexpr int runs = 64;  // a new thread may share the core of another at first
-    ThreadPool pool(threads);
-    const Kernels& k = kernels();
-    double best = 0;
-    for (int run = 0; run < runs; ++run) {
-        const auto start = std::chrono::steady_clock::now();
-        pool.run([&](Team&) { k.dot_rounds(rounds); });
-        best =
-            std::max(best, double{rounds} * ops::probe_products * threads / seconds_since(start));
-    }
-    return best;
-}
-
-// Reads memory as a pass reads weights, each thread its own part: the memory's limit of a pass. Its
-// threads stay, as those of a backbone do: a new one may share the core of another for a while.
-class MemoryReader {
-public:
-    MemoryReader(size_t bytes, int threads) : pool_(threads), data_(bytes) {
-        std::fill_n(data_.data(), bytes, uint8_t{1});  // a page that nobody wrote is no memory
-    }
-    void read() {
-        const auto lines = static_cast<int>(data_.size() / 64);
-        pool_.run([&](Team& team) {
-            const auto [begin, end] = team.share(lines);
-            kernels().read_lines(data_.data() + static_cast<size_t>(begin) * 64, end - begin);
-        });
-    }
-
-private:
-    ThreadPool pool_;
-    Aligned<uint8_t> data_;
-};
-
-// Seconds of each of `repeats` products of the matrix with `rows` rows on `threads` threads.
-std::vector<double> time_products(const Matrix& self, int rows, int repeats, int threads) {
-    if (rows < 1 || repeats < 1 || threads < 1) {
-        throw std::invalid_argument("rows, repeats and threads must be at least 1");
-    }
-    const nb::gil_scoped_release release;
-    ThreadPool pool(threads);
-    Activations x;
-    x.resize(rows, self.columns);
-    for (int r = 0; r < rows; ++r) {
-        for (int i = 0; i < self.columns; ++i) x.row(r)[i] = static_cast<float>(i % 7 - 3);
-        x.quantize(kernels(), r, 0, self.columns);
-    }
-    const auto stride = static_cast<size_t>(self.tiles()) * tile_rows;
-    Aligned<float> out(static_cast<size_t>(rows) * stride);
-    std::vector<double> seconds;
-    for (int i = 0; i < repeats; ++i) {
-        const auto start = std::chrono::steady_clock::now();
-        pool.run([&](Team& team) {
-            const auto [begin, end] = team.share(self.tiles());
-            kernels().matmul[static_cast<int>(self.format)](
-                self, begin, end, x.view(), out.data() + static_cast<size_t>(begin) * tile_rows,
-                stride, false);
-        });
-        seconds.push_back(seconds_since(start));
-    }
-    return seconds;
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -426,7 +355,8 @@ NB_MODULE(_native, m) {
             },
             "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("multiply", &multiply, "x"_a)
-        .def("time_products", &time_products, "rows"_a, "repeats"_a, "threads"_a)
+        .def("time_products", &time_products, "rows"_a, "repeats"_a, "threads"_a,
+             nb::call_guard<nb::gil_scoped_release>())
         .def("dequantize",
              [](const Matrix& self) {
                  const auto n = static_cast<size_t>(self.rows);

@@ -61,6 +61,24 @@ def own_model(threads: int = 1) -> Backbone:
     return build(MODEL, own_weights(), threads)
 
 
+def native_head(
+    backbone: Backbone,
+    d_ff: int,
+    kv_layers: list[int],
+    ids: np.ndarray,
+    weights: dict[str, np.ndarray],
+) -> _native.MtpHead:
+    """A finished head; its matrices become Q8_0."""
+    head = _native.MtpHead(backbone.native, {"d_ff": d_ff}, kv_layers, ids.astype(np.int32))
+    for name, values in weights.items():
+        kind = Type.F32 if values.ndim == 1 else Type.Q8_0
+        data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
+        rows = 1 if values.ndim == 1 else len(values)
+        head.set_tensor(name, int(kind), rows, values.shape[-1], data)
+    head.finish()
+    return head
+
+
 def own_head(backbone: Backbone, seed: int = 1) -> _native.MtpHead:
     """The head of `own_model`."""
     own, d = own_weights(), MODEL.d_model
@@ -75,11 +93,4 @@ def own_head(backbone: Backbone, seed: int = 1) -> _native.MtpHead:
         for name, of_backbone in TENSORS.items():
             weights[f"model.layers.{i}.{name}.weight"] = own[f"blk.{i}.{of_backbone}"]
     ids, layers = np.arange(MODEL.vocab_size, dtype=np.int32), list(range(MODEL.n_layers))
-    head = _native.MtpHead(backbone.native, {"d_ff": MODEL.d_ff}, layers, ids)
-    for name, values in weights.items():
-        kind = Type.F32 if values.ndim == 1 else Type.Q8_0
-        data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
-        rows = 1 if values.ndim == 1 else len(values)
-        head.set_tensor(name, int(kind), rows, values.shape[-1], data)
-    head.finish()
-    return head
+    return native_head(backbone, MODEL.d_ff, layers, ids, weights)

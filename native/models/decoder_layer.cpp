@@ -63,51 +63,23 @@ void add(const float* x, int n, float* to) {
     for (int i = 0; i < n; ++i) to[i] += x[i];
 }
 
-// Part of a (rows, columns) buffer.
-struct Region {
-    int row_begin, row_end, column_begin, column_end;
-};
-
-// Calls f for this thread's regions of a buffer that is to get an int8 form: whole groups of rows,
-// or columns of a group where there are fewer groups than threads. Rows of a group share cache
-// lines in that form, so two threads on two of them would wait for each other at every block.
-template <class F>
-void for_regions(int rows, int columns, const Team& team, const F& f) {
-    const int groups = (rows + row_group - 1) / row_group;
-    const int parts = groups >= team.size ? 1 : team.size;
-    const int blocks = columns / block_k;
-    const auto [begin, end] = team.share(groups * parts);
-    for (int item = begin; item < end; ++item) {
-        const int row = item / parts * row_group;
-        const int part = item % parts;
-        f(Region{row, std::min(row + row_group, rows), blocks * part / parts * block_k,
-                 blocks * (part + 1) / parts * block_k});
-    }
-}
-
 // norm(x) of all rows with its int8 form. Of a few rows each thread makes its own: to read what
-// another core has just written costs more than to compute it, and a barrier besides.
+// another core has just written costs more than to compute it, and a barrier besides. Of more, a
+// thread takes whole groups: rows of a group share cache lines in the int8 form, so two threads on
+// two of them would wait for each other at every block.
 Rows norm_rows(const float* weight, const PassContext& pass, Team& team) {
     const int rows = static_cast<int>(pass.rows.size());
     const int width = pass.spec.width;
-    const bool alone = rows <= row_group;
+    const int groups = (rows + row_group - 1) / row_group;
+    const bool alone = groups == 1;
     Activations& to = pass.work.normed[alone ? static_cast<size_t>(team.index) : 0];
-    const auto norm = [&](const Region& part) {
-        const int at = part.column_begin;
-        const int n = part.column_end - at;
-        for (int r = part.row_begin; r < part.row_end; ++r) {
-            const float* x = pass.work.x.data() + static_cast<size_t>(r) * width;
-            const float factor = pass.kernels.rms_factor(x, width, pass.spec.rms_eps);
-            pass.kernels.scale(x + at, weight + at, n, factor, to.row(r) + at);
-            to.quantize(pass.kernels, r, at, n);
-        }
-    };
-    if (alone) {
-        norm({0, rows, 0, width});
-    } else {
-        for_regions(rows, width, team, norm);
-        team.barrier();
+    const auto [begin, end] = alone ? Team::Range{0, 1} : team.share(groups);
+    for (int r = begin * row_group; r < std::min(end * row_group, rows); ++r) {
+        pass.kernels.rms_norm(pass.work.x.data() + static_cast<size_t>(r) * width, weight, width,
+                              pass.spec.rms_eps, to.row(r));
+        to.quantize(pass.kernels, r, 0, width);
     }
+    if (!alone) team.barrier();
     return to.view();
 }
 

@@ -71,9 +71,6 @@ struct Kernels {
                                  float* out, size_t out_stride, bool accumulate);
     // a row whose mean square is not finite becomes NaN throughout
     void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
-    // its two steps: 1 / sqrt(mean(x^2) + eps), and out = x * factor * weight
-    float (*rms_factor)(const float* x, int n, float eps);
-    void (*scale)(const float* x, const float* weight, int n, float factor, float* out);
     // a block that is not finite throughout gets d = d_sum = NaN, so that no integer hides it
     void (*quantize)(const float* x, int n, const QuantizedRow& to);
     // rotates (x[i], x[i + half]) by the angle of frequency i, then scales

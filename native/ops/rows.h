@@ -6,9 +6,10 @@
 
 namespace drafthead::ops {
 
-// 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 == 0.
+// out = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4); n % 16 ==
+// 0.
 template <class S>
-float rms_factor(const float* x, int n, float eps) {
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
     auto squares = S::set1(0.0f);
     for (int i = 0; i < n; i += 16) {
         const auto v = S::load(x + i);
@@ -17,21 +18,10 @@ float rms_factor(const float* x, int n, float eps) {
     const float mean = S::reduce_add(squares) / static_cast<float>(n);
     // An infinite mean would give factor 0 and a row of zeros that looks sound.
     const bool finite = mean < __builtin_inff();
-    return finite ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf("");
-}
-
-// out = x * factor * weight, element by element: any part of a row can be done apart.
-template <class S>
-void scale(const float* x, const float* weight, int n, float factor, float* out) {
-    const auto f = S::set1(factor);
+    const auto factor = S::set1(finite ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
     for (int i = 0; i < n; i += 16) {
-        S::store(out + i, S::mul(S::mul(S::load(x + i), f), S::load(weight + i)));
+        S::store(out + i, S::mul(S::mul(S::load(x + i), factor), S::load(weight + i)));
     }
-}
-
-template <class S>
-void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
-    scale<S>(x, weight, n, rms_factor<S>(x, n, eps), out);
 }
 
 // Symmetric int8 in blocks of 32: d = max|x| / 127, q = round(x / d). n % 32 == 0.

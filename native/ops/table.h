@@ -19,8 +19,6 @@ const Kernels* table() {
          matmul<S, Format::q2_k>, matmul<S, Format::q3_k>, matmul<S, Format::q6_k>,
          matmul<S, Format::f16>, matmul<S, Format::bf16>, matmul<S, Format::f32>},
         rms_norm<S>,
-        rms_factor<S>,
-        scale<S>,
         quantize<S>,
         rope<S>,
         to_half<S>,

@@ -214,8 +214,7 @@ void give_back(const uint8_t* data, size_t bytes) {
 }
 
 void pack_rows(Matrix& m, const TypeInfo& info, int row_begin, int row_end, const uint8_t* data,
-               const std::function<int(int)>& source_row) {
-    const size_t row_bytes = static_cast<size_t>(m.columns) / info.weights * info.bytes;
+               size_t row_bytes, const std::function<int(int)>& source_row) {
     for (int row = row_begin; row < row_end; ++row) {
         const uint8_t* source = data + static_cast<size_t>(source_row(row)) * row_bytes;
         uint8_t* tile = m.data.get() + static_cast<size_t>(row / tile_rows) * m.tile_bytes;
@@ -255,7 +254,7 @@ Matrix pack_matrix(GgmlType type, int rows, int columns, const uint8_t* data, bo
         pool.run([&](Team& team) {
             const auto [begin, end] = team.share(tiles);
             pack_rows(m, info, (tile + begin) * tile_rows, std::min((tile + end) * tile_rows, rows),
-                      data, source_row);
+                      data, row_bytes, source_row);
         });
         const int first = tile * tile_rows;
         const int count = std::min(tiles * tile_rows, rows - first);

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.gguf.model import Layer
+from tests.own_head import native_head
 from tests.reference import softcap
 from tests.tiny import TinySpec, random_weights, write_tiny_llama
 from tests.windowed import build as choice_model
@@ -60,14 +61,7 @@ def build(
     ids: np.ndarray = DRAFT_IDS,
     kv_layers: list[int] = KV_LAYERS,
 ) -> _native.MtpHead:
-    head = _native.MtpHead(backbone.native, {"d_ff": FF}, kv_layers, ids.astype(np.int32))
-    for name, values in weights.items():
-        kind = Type.F32 if values.ndim == 1 else Type.Q8_0
-        data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)
-        rows = 1 if values.ndim == 1 else len(values)
-        head.set_tensor(name, int(kind), rows, values.shape[-1], data)
-    head.finish()
-    return head
+    return native_head(backbone, FF, kv_layers, ids, weights)
 
 
 def prefilled(backbone: Backbone, tokens: list[int]):

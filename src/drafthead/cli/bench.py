@@ -117,9 +117,9 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     session = load(
         args.backbone, args.head, threads=args.threads, kv=args.kv, max_draft=args.max_draft
     )
-    usual = ARMS if session.drafter.active or args.head != "auto" else ("plain",)
-    wanted = usual if args.drafters is None else args.drafters
-    if args.drafters is None and len(wanted) < len(ARMS):
+    wanted = args.drafters or ARMS
+    if args.drafters is None and args.head == "auto" and not session.drafter.active:
+        wanted = ("plain",)
         output.warn(f"Measuring plain decoding alone: {session.drafter.reason}.")
     if "mtp" in wanted and not session.drafter.active:
         raise RequestError(

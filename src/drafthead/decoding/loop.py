@@ -21,6 +21,8 @@ from drafthead.errors import NumericsError
 from drafthead.types import DecodeStats, TokenEvent
 
 PREFILL_ROWS = 512
+# A cache with a sliding window can take back this many rows and more (native/runtime/kv_cache.h).
+LONGEST_DRAFT = 128
 
 
 class TextPieces(Protocol):
@@ -110,10 +112,6 @@ def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int
         chunk = Segment(cache, prompt[start : start + PREFILL_ROWS])
         target.forward([chunk], rows="last", want="hidden")
     return target.forward([Segment(cache, prompt[last:])], rows="last", want="tokens")
-
-
-# A cache with a sliding window can take back this many rows and more (native/runtime/kv_cache.h).
-LONGEST_DRAFT = 128
 
 
 def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[list[int], int]:

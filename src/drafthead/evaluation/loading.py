@@ -15,7 +15,6 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import DraftheadError, FileError
@@ -67,9 +66,7 @@ def load_here(path: Path, threads: int) -> Loading:
     python_bytes, mapped_before, _ = resident()
     with suppress(OSError):  # where it is not allowed, the peak of the imports stays in
         (PROCESS / "clear_refs").write_text("5")
-    started = perf_counter()
     backbone = Backbone.open(path, threads)
-    load_ms = 1000 * (perf_counter() - started)
     loaded, mapped, peak = resident()
     tokenizer = Tokenizer.from_gguf(backbone.gguf)
     text_side = tokenizer, ChatTemplate.from_gguf(backbone.gguf, tokenizer)
@@ -79,7 +76,7 @@ def load_here(path: Path, threads: int) -> Loading:
     del tokenizer, text_side, again
     before = python_bytes + metadata_bytes
     return Loading(
-        load_ms=round(load_ms, 1),
+        load_ms=round(backbone.load_ms, 1),
         file_bytes=path.stat().st_size,
         resident_bytes=loaded - before,
         mapped_bytes=mapped - mapped_before,

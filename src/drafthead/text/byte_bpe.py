@@ -8,7 +8,6 @@ trained on. "default" is the exception: no model's own, but what llama.cpp does 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from tokenizers import Regex
@@ -18,8 +17,8 @@ from tokenizers.pre_tokenizers import Sequence as Chain
 
 from drafthead.errors import GgufError, UnsupportedError
 from drafthead.gguf.file import GgufFile, quoted
-from drafthead.text.merging import REMEMBERED_LENGTH, REMEMBERED_WORDS, merge
-from drafthead.text.vocabulary import USER_DEFINED, Vocabulary, around_names, names_pattern
+from drafthead.text.merging import merge, remembering
+from drafthead.text.vocabulary import USER_DEFINED, FixedTokens, Vocabulary
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _NFC = NFC()
@@ -82,23 +81,18 @@ class ByteBpe:
         self._tokens = tokens
         self._ids = {token: i for i, token in enumerate(tokens) if i not in control_ids}
         self._ranks = _ranks(gguf, self._ids)
-        self._fixed = {tokens[i]: i for i in vocabulary.text_ids(USER_DEFINED)}
-        self._fixed_pattern = names_pattern(self._fixed)
-        self._remembered = lru_cache(REMEMBERED_WORDS)(self._encode_word)
+        fixed = vocabulary.text_ids(USER_DEFINED)
+        self._fixed = FixedTokens({tokens[i]: i for i in fixed})
+        self._word_ids = remembering(self._encode_word)
 
     def encode(self, text: str) -> list[int]:
         """Encode text; bytes that the vocabulary lacks are dropped."""
-        ids: list[int] = []
-        for plain, name in around_names(self._fixed_pattern, text):
-            self._encode_plain(plain, ids)
-            if name is not None:
-                ids.append(self._fixed[name])
-        return ids
+        return self._fixed.encode(text, self._encode_plain)
 
     def token_bytes(self, token_id: int, first: bool) -> bytes:
         """Return the bytes of a text token; the first of a text is like any other here."""
         token = self._tokens[token_id]
-        if token in self._fixed or not _ALPHABET.keys() >= set(token):
+        if token in self._fixed.ids or not _ALPHABET.keys() >= set(token):
             return token.encode()  # stands for itself
         return bytes([_ALPHABET[character] for character in token])
 
@@ -106,8 +100,7 @@ class ByteBpe:
         if self._rule.nfc:
             text = _NFC.normalize_str(text)
         for word, _ in self._words.pre_tokenize_str(text):
-            short = len(word) <= REMEMBERED_LENGTH
-            ids += self._remembered(word) if short else self._encode_word(word)
+            ids += self._word_ids(word)
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         if self._rule.whole_words and word in self._ids:

@@ -9,11 +9,19 @@ Gemma 3 `sentencepiece` holds 46 MB; the dictionaries that this loop asks take a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
 REMEMBERED_WORDS, REMEMBERED_LENGTH = 1 << 14, 32  # of what encoders keep in memory
 
 Rank = Callable[[str, str], float | None]
+WordIds = Callable[[str], tuple[int, ...]]
+
+
+def remembering(encode_word: WordIds) -> WordIds:
+    """Return an encoder of words that remembers the last ones, unless they are long."""
+    remembered = lru_cache(REMEMBERED_WORDS)(encode_word)
+    return lambda word: (remembered if len(word) <= REMEMBERED_LENGTH else encode_word)(word)
 
 
 def merge(characters: Sequence[str], rank: Rank) -> list[str]:

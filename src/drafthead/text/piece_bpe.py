@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 
 from drafthead.errors import GgufError, UnsupportedError
 from drafthead.gguf.file import GgufFile
-from drafthead.text.merging import REMEMBERED_LENGTH, REMEMBERED_WORDS, merge
+from drafthead.text.merging import merge, remembering
 from drafthead.text.vocabulary import (
     BYTE,
     NORMAL,
     USER_DEFINED,
+    FixedTokens,
     Vocabulary,
-    around_names,
     names_pattern,
 )
 
@@ -54,21 +53,14 @@ class PieceBpe:
         self._byte_of = {i: byte for byte, i in enumerate(self._bytes)}
         self._ids = {tokens[i]: i for i in vocabulary.text_ids(NORMAL)}
         fixed = vocabulary.text_ids(USER_DEFINED)
-        self._fixed = {tokens[i].replace(" ", SPACE): i for i in fixed}
+        self._fixed = FixedTokens({tokens[i].replace(" ", SPACE): i for i in fixed})
         self._fixed_ids = frozenset(fixed)
-        self._fixed_pattern = names_pattern(self._fixed)
         self._spanning = _spanning(self._ids)
-        self._remembered = lru_cache(REMEMBERED_WORDS)(self._encode_word)
+        self._word_ids = remembering(self._encode_word)
 
     def encode(self, text: str) -> list[int]:
         """Encode text."""
-        text = text.replace(" ", SPACE)
-        ids: list[int] = []
-        for plain, name in around_names(self._fixed_pattern, text):
-            self._encode_plain(plain, ids)
-            if name is not None:
-                ids.append(self._fixed[name])
-        return ids
+        return self._fixed.encode(text.replace(" ", SPACE), self._encode_plain)
 
     def token_bytes(self, token_id: int, first: bool) -> bytes:
         """Return the bytes of a text token; of a text's first without the space before it."""
@@ -87,8 +79,7 @@ class PieceBpe:
             text = SPACE + text
         whole = self._spanning.search(text) is not None
         for word in [text] if whole else _WORD.findall(text):
-            short = len(word) <= REMEMBERED_LENGTH
-            ids += self._remembered(word) if short else self._encode_word(word)
+            ids += self._word_ids(word)
 
     def _rank(self, left: str, right: str) -> float | None:
         token = self._ids.get(left + right)

@@ -6,7 +6,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (tokenizer.ggml.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,13 +95,23 @@ def names_pattern(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def around_names(pattern: re.Pattern[str], text: str) -> Iterator[tuple[str, str | None]]:
-    """Cut a text at the names that a pattern finds: (text before, name), and last (rest, None)."""
-    position = 0
-    for match in pattern.finditer(text):
-        yield text[position : match.start()], match.group()
-        position = match.end()
-    yield text[position:], None
+class FixedTokens:
+    """Tokens that are found in a text before anything is merged.  ids: by their names."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        self._pattern = names_pattern(ids)
+
+    def encode(self, text: str, encode_plain: Callable[[str, list[int]], None]) -> list[int]:
+        """Encode a text; encode_plain appends the ids of what lies between these tokens."""
+        ids: list[int] = []
+        position = 0
+        for match in self._pattern.finditer(text):
+            encode_plain(text[position : match.start()], ids)
+            ids.append(self.ids[match.group()])
+            position = match.end()
+        encode_plain(text[position:], ids)
+        return ids
 
 
 def _names(gguf: GgufFile, tokens: Sequence[str]) -> set[str]:
