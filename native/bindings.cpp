@@ -375,9 +375,13 @@ NB_MODULE(_native, m) {
             "__init__",
             [](MtpHead* self, std::shared_ptr<Backbone> backbone, const nb::dict& spec,
                const std::vector<int>& kv_layers, const Vector<int32_t>& draft_token_ids) {
-                const int ff_width = described([&] { return SpecDict{spec}.integer("d_ff"); });
+                const HeadShape shape = described([&] {
+                    const SpecDict of{spec};
+                    return HeadShape{of.integer("d_ff"), kv_layers,
+                                     of.integer("attention_bias") != 0, of.integer("qk_norm") != 0};
+                });
                 new (self) MtpHead(
-                    std::move(backbone), ff_width, kv_layers,
+                    std::move(backbone), shape,
                     {draft_token_ids.data(), draft_token_ids.data() + draft_token_ids.size()});
             },
             "backbone"_a, "spec"_a, "kv_layers"_a, "draft_token_ids"_a.noconvert())

@@ -61,6 +61,11 @@ def own_model(threads: int = 1) -> Backbone:
     return build(MODEL, own_weights(), threads)
 
 
+def head_sizes(d_ff: int) -> dict[str, int]:
+    """What the core is told of a head's shape, without biases and norms of its queries."""
+    return {"d_ff": d_ff, "attention_bias": 0, "qk_norm": 0}
+
+
 def native_head(
     backbone: Backbone,
     d_ff: int,
@@ -69,7 +74,12 @@ def native_head(
     weights: dict[str, np.ndarray],
 ) -> _native.MtpHead:
     """A finished head; its matrices become Q8_0."""
-    head = _native.MtpHead(backbone.native, {"d_ff": d_ff}, kv_layers, ids.astype(np.int32))
+    head = _native.MtpHead(
+        backbone.native,
+        head_sizes(d_ff),
+        kv_layers,
+        ids.astype(np.int32),
+    )
     for name, values in weights.items():
         kind = Type.F32 if values.ndim == 1 else Type.Q8_0
         data = gguf.quantize(values, kind).view(np.uint8).reshape(-1)

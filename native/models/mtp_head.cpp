@@ -34,13 +34,14 @@ std::vector<int> whole_tiles(const std::vector<int32_t>& tokens, int vocabulary)
 
 }  // namespace
 
-MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, int ff_width, std::vector<int> kv_layers,
+MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, const HeadShape& shape,
                  const std::vector<int32_t>& draft_tokens)
     : backbone_(std::move(backbone)),
       spec_(backbone_->spec()),
-      kv_layers_(std::move(kv_layers)),
+      kv_layers_(shape.kv_layers),
       draft_tiles_(whole_tiles(draft_tokens, spec_.vocabulary)),
       layers_(kv_layers_.size()) {
+    const int ff_width = shape.ff_width;
     if (ff_width < block_k || ff_width % block_k != 0) {
         throw std::invalid_argument("the head's feed-forward size must be a multiple of 32");
     }
@@ -61,6 +62,12 @@ MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, int ff_width, std::vector<i
         const std::string at = "model.layers." + std::to_string(i) + ".";
         slots_.vector(at + "input_layernorm.weight", &layer.attention_norm, d);
         slots_.matrix(at + "self_attn.q_proj.weight", &layer.query, spec_.query_width(), d);
+        if (shape.query_bias) {
+            slots_.vector(at + "self_attn.q_proj.bias", &layer.query_bias, spec_.query_width());
+        }
+        if (shape.query_norm) {
+            slots_.vector(at + "self_attn.q_norm.weight", &layer.query_norm, spec_.head_dim);
+        }
         slots_.matrix(at + "self_attn.o_proj.weight", &layer.output, d, spec_.query_width());
         slots_.vector(at + "pre_feedforward_layernorm.weight", &layer.ff_norm, d);
         slots_.matrix(at + "mlp.gate_proj.weight", &layer.gate, ff_width, d);

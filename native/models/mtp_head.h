@@ -18,11 +18,19 @@
 
 namespace drafthead {
 
+// kv_layers: for each head layer the backbone layer it reads. query_bias, query_norm: what the
+// queries have besides their matrix.
+struct HeadShape {
+    int ff_width;
+    std::vector<int> kv_layers;
+    bool query_bias, query_norm;
+};
+
 class MtpHead {
 public:
-    // kv_layers: for each head layer the backbone layer it reads. draft_tokens: whole, aligned
-    // groups of 16 ids, ascending, so that they are tiles of the backbone's output matrix.
-    MtpHead(std::shared_ptr<Backbone> backbone, int ff_width, std::vector<int> kv_layers,
+    // draft_tokens: whole, aligned groups of 16 ids, ascending, so that they are tiles of the
+    // backbone's output matrix.
+    MtpHead(std::shared_ptr<Backbone> backbone, const HeadShape& shape,
             const std::vector<int32_t>& draft_tokens);
 
     WeightSlots& slots() { return slots_; }

@@ -126,7 +126,7 @@ std::vector<float> run_chunks(Backbone& backbone, KvCache& cache, const ModelFil
 void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, const ModelFile& m,
                const std::vector<float>& hidden, const std::string& name, Record& record) {
     constexpr int steps = 6;
-    MtpHead head(backbone, m.head_ff, {m.head_kv_layer}, m.draft_tokens);
+    MtpHead head(backbone, HeadShape{m.head_ff, {m.head_kv_layer}, false, false}, m.draft_tokens);
     fill(head.slots(), m.head_tensors, backbone->pool());
     head.finish();
     std::vector<int32_t> tokens(steps);

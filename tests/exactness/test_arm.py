@@ -24,6 +24,7 @@ from gguf import GGMLQuantizationType as Type
 from drafthead import _native
 from drafthead.gguf.model import Layer, ModelSpec, Rope, TensorPlan, tensor_plan
 from drafthead.gguf.spec import MATRIX_TYPES
+from tests.own_head import head_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "this machine"
@@ -198,7 +199,12 @@ class Model:
         hidden, tokens, logits = native.forward([cache], [count], self.tokens, rows, 2)
         found = {"hidden": hidden.reshape(-1), "tokens": tokens, "logits": logits.reshape(-1)}
         if self.head:
-            head = _native.MtpHead(native, {"d_ff": HEAD_FF}, [HEAD_LAYER], DRAFT_TOKENS)
+            head = _native.MtpHead(
+                native,
+                head_sizes(HEAD_FF),
+                [HEAD_LAYER],
+                DRAFT_TOKENS,
+            )
             for name, tensor in self.head.items():
                 head.set_tensor(name, *tensor)
             head.finish()

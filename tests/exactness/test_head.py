@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.gguf.model import Layer
-from tests.own_head import native_head
+from tests.own_head import head_sizes, native_head
 from tests.reference import softcap
 from tests.tiny import TinySpec, random_weights, write_tiny_llama
 from tests.windowed import build as choice_model
@@ -327,7 +327,7 @@ def test_a_head_needs_its_tensors_and_its_backbones_cache(tiny_path, backbone):
     cache, hidden, token = prefilled(backbone, TOKENS)
     ids = DRAFT_IDS.astype(np.int32)
     with pytest.raises(ValueError, match="not complete"):
-        _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids).draft(
+        _native.MtpHead(backbone.native, head_sizes(FF), KV_LAYERS, ids).draft(
             cache, token, hidden, 1, 0.0
         )
     head = build(backbone, head_weights())
@@ -352,11 +352,21 @@ def test_a_head_needs_its_tensors_and_its_backbones_cache(tiny_path, backbone):
 )
 def test_a_draft_vocabulary_must_be_whole_tiles(backbone, ids, reason):
     with pytest.raises(ValueError, match=reason):
-        _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, ids.astype(np.int32))
+        _native.MtpHead(
+            backbone.native,
+            head_sizes(FF),
+            KV_LAYERS,
+            ids.astype(np.int32),
+        )
 
 
 def test_missing_and_misshapen_tensors_are_named(backbone):
-    head = _native.MtpHead(backbone.native, {"d_ff": FF}, KV_LAYERS, DRAFT_IDS.astype(np.int32))
+    head = _native.MtpHead(
+        backbone.native,
+        head_sizes(FF),
+        KV_LAYERS,
+        DRAFT_IDS.astype(np.int32),
+    )
     with pytest.raises(ValueError, match="missing"):
         head.finish()
     norm = np.ones(D, np.float32).view(np.uint8)
@@ -368,4 +378,9 @@ def test_missing_and_misshapen_tensors_are_named(backbone):
     with pytest.raises(ValueError, match="twice"):
         head.set_tensor("model.norm.weight", 0, 1, D, norm)
     with pytest.raises(ValueError, match="layer 2"):
-        _native.MtpHead(backbone.native, {"d_ff": FF}, [2], DRAFT_IDS.astype(np.int32))
+        _native.MtpHead(
+            backbone.native,
+            head_sizes(FF),
+            [2],
+            DRAFT_IDS.astype(np.int32),
+        )

@@ -82,14 +82,14 @@ def test_training_sees_the_states_and_keys_of_the_runtime_to_the_bit(session, an
                 assert (kept[place, slot, 1] == values[:, place]).all()
 
 
-def make_head(session, folder):
+def make_head(session, folder, rich):
     """A random head, large enough in its attention that a wrong mask or position shows."""
     spec = session.backbone.spec
     config = HeadConfig(
         d_model=spec.d_model, d_ff=256, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim, vocab_size=spec.vocab_size, draft_vocab_size=4096,
         kv_layers=tuple(KV_LAYERS), rms_eps=spec.rms_eps, rope_base=spec.rope_base,
-        trained_steps=3,
+        trained_steps=3, attention_bias=rich, qk_norm=rich,
         target=TargetId("b", spec.architecture, session.backbone.fingerprint,
                         session.backbone.tokenizer_fingerprint),
     )  # fmt: skip
@@ -98,6 +98,9 @@ def make_head(session, folder):
     with torch.no_grad():
         for layer in module.model.layers:
             layer.self_attn.o_proj.weight *= 4
+            if rich:
+                layer.self_attn.q_proj.bias.normal_()
+                layer.self_attn.q_norm.weight.uniform_(0.5, 4)
         module.model.norm.weight *= 3
     weights = {name: value.numpy() for name, value in module.state_dict().items()}
     package = export(folder, config, weights, np.arange(4096))
@@ -107,9 +110,10 @@ def make_head(session, folder):
     return module, package.build(session.backbone)
 
 
-def test_the_head_in_torch_is_the_head_in_the_core(session, answered, features, tmp_path):
+@pytest.mark.parametrize("rich", [False, True], ids=["plain", "query bias and norm"])
+def test_the_head_in_torch_is_the_head_in_the_core(session, answered, features, tmp_path, rich):
     """Teacher-forced and native drafts from the same anchors, every step, in the same batch."""
-    module, native = make_head(session, tmp_path / "h")
+    module, native = make_head(session, tmp_path / "h", rich)
     words = DraftVocabulary(np.arange(4096), session.backbone.spec.vocab_size)
     same = total = 0
     for index, answer in enumerate(answered):

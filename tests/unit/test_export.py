@@ -18,7 +18,7 @@ IDS = np.arange(32, 80)
 def make_weights(seed=0):
     rng = np.random.default_rng(seed)
     weights = {name: rng.normal(size=s).astype(np.float32) for name, s in CONFIG.matrices().items()}
-    return weights | {name: rng.normal(size=64).astype(np.float32) for name in CONFIG.norms()}
+    return weights | {name: rng.normal(size=64).astype(np.float32) for name in CONFIG.vectors()}
 
 
 @given(st.integers(0, 1000), st.floats(1e-6, 1e3))
@@ -50,7 +50,7 @@ def test_an_export_reads_back_and_says_the_same_bytes_again(tmp_path):
     package = export(tmp_path / "h", CONFIG, weights, IDS)
     assert package.config == CONFIG
     assert (package.tensors["draft_token_ids"] == IDS).all()
-    for name in CONFIG.norms():
+    for name in CONFIG.vectors():
         assert (package.tensors[name] == weights[name]).all()
     for name in CONFIG.matrices():
         values, scales = quantize(weights[name])

@@ -37,7 +37,7 @@ def test_matrices_and_norms_are_those_of_the_layers():
     assert shapes["pre_projection.weight"] == (64, 128)
     assert shapes["model.layers.1.self_attn.q_proj.weight"] == (64, 64)
     assert shapes["model.layers.0.mlp.down_proj.weight"] == (64, 96)
-    assert len(shapes) == 1 + 2 * 5 and len(CONFIG.norms()) == 3 + 2 * 2
+    assert len(shapes) == 1 + 2 * 5 and len(CONFIG.vectors()) == 3 + 2 * 2
     assert not any("k_proj" in name or "v_proj" in name for name in shapes)
 
 

@@ -195,10 +195,12 @@ def test_every_tensor_reaches_the_core_under_its_name(tmp_path, monkeypatch):
     head = HeadPackage.load(write(tmp_path / "h")).build(target)
     native, spec, layers, ids = head.made_of
     assert native is target.native and layers == [5, 2] and (ids == IDS).all()
-    assert spec == {"n_layers": 2, "d_ff": 96, "n_heads": 4, "head_dim": 16}
+    assert spec == {
+        "n_layers": 2, "d_ff": 96, "n_heads": 4, "head_dim": 16, "attention_bias": 0, "qk_norm": 0
+    }  # fmt: skip
     assert head.finished
     matrices = {name: (8, *shape) for name, shape in CONFIG.matrices().items()}
-    assert head.given == matrices | dict.fromkeys(CONFIG.norms(), (0, 1, 64))
+    assert head.given == matrices | dict.fromkeys(CONFIG.vectors(), (0, 1, 64))
 
 
 def test_a_head_is_found_by_fingerprint_and_not_by_name(tmp_path):

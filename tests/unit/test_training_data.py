@@ -24,7 +24,7 @@ from drafthead.training.data import (
     select_vocabulary,
     split,
 )
-from drafthead.training.features import STATE, FeatureStore, kept_rows
+from drafthead.training.features import HEADER, INDEX, KV, FeatureStore, kept_rows
 from drafthead.training.modules import visible
 
 
@@ -146,24 +146,58 @@ def test_features_are_the_engines_states_and_the_caches_keys_and_values(features
 
 def test_the_disk_plan_is_exact_and_a_plan_over_the_limit_is_refused(features, tmp_path):
     plan = features.plan
-    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir() if path.name != STATE)
+    on_disk = sum(path.stat().st_size for path in tmp_path.glob("*.f16"))
     assert plan.nbytes == on_disk
     assert plan.rows == sum(kept_rows(row) for row in ANSWERS)
+    assert plan.missing_rows == 0
     plan.check(plan.nbytes)
     with pytest.raises(TrainingError, match="--max-disk"):
         plan.check(plan.nbytes - 1)
 
 
-def test_features_resume_and_are_computed_anew_for_other_answers(features, tmp_path):
+def test_features_resume_after_the_last_indexed_answer(features, tmp_path):
     again = trainee.TinyBackbone()
     FeatureStore(tmp_path, again, ANSWERS, [2, 0]).build()
     assert not again.widths
-    state = json.loads((tmp_path / STATE).read_text())
-    (tmp_path / STATE).write_text(json.dumps(state | {"sequences": 2}))
-    FeatureStore(tmp_path, again, ANSWERS, [2, 0]).build()
+    lines = (tmp_path / INDEX).read_text().splitlines(keepends=True)
+    (tmp_path / INDEX).write_text(lines[0] + lines[1][:9])  # a crash in the middle of a line
+    store = FeatureStore(tmp_path, again, ANSWERS, [2, 0])
+    assert store.plan.missing_rows == kept_rows(ANSWERS[2])
+    store.build()
     assert again.widths == [kept_rows(ANSWERS[2])]
+    for index in range(len(ANSWERS)):
+        assert (store.hidden(index) == features.hidden(index)).all()
+        assert (store.kv(index) == features.kv(index)).all()
+
+
+def test_more_answers_are_added_to_the_features_of_the_first(features, tmp_path):
+    again = trainee.TinyBackbone()
+    more = [answer("d", (8, 9), (30, 31, 32)), *ANSWERS]
+    store = FeatureStore(tmp_path, again, more, [2, 0])
+    store.build()
+    assert again.widths == [kept_rows(more[0])]
+    assert (store.kv(3) == features.kv(2)).all()
+
+
+def test_a_head_reads_some_of_the_stored_layers_and_other_layers_begin_anew(features, tmp_path):
+    again = trainee.TinyBackbone()
+    store = FeatureStore(tmp_path, again, ANSWERS, [0])
+    store.build()
+    assert not again.widths
+    assert (store.kv(0) == features.kv(0)[:, 1:]).all()
     FeatureStore(tmp_path, again, ANSWERS, [1]).build()
-    assert sum(again.widths[1:]) == sum(kept_rows(row) for row in ANSWERS)
+    assert sum(again.widths) == sum(kept_rows(row) for row in ANSWERS)
+
+
+def test_features_of_another_backbone_begin_anew_and_a_short_file_is_named(features, tmp_path):
+    (tmp_path / KV).write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"kv\.f16 has 0 of"):
+        FeatureStore(tmp_path, trainee.TinyBackbone(), ANSWERS, [0])
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps(header | {"fingerprint": "0" * 64}))
+    again = trainee.TinyBackbone()
+    FeatureStore(tmp_path, again, ANSWERS, [0]).build()
+    assert sum(again.widths) == sum(kept_rows(row) for row in ANSWERS)
 
 
 def test_a_batch_pairs_each_anchor_with_its_tokens_states_and_keys(features):

@@ -36,9 +36,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--sequences", type=output.count, default=16, help="answers in flight")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repetitions")
     parser.add_argument("--seed", type=int, default=0, help="decides which prompts --limit takes")
+    parser.add_argument("--features", type=Path, default=None,
+                        help="also keep what training reads, in this folder")  # fmt: skip
+    parser.add_argument("--kv-layers", type=layer_list, default=(),
+                        help="layers whose keys and values --features keeps, as 17,18")  # fmt: skip
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
+
+
+def layer_list(text: str) -> tuple[int, ...]:
+    """Comma-separated layer numbers; for argparse."""
+    try:
+        layers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        layers = (-1,)
+    if min(layers) < 0:
+        raise argparse.ArgumentTypeError(f"expected layer numbers such as 17,18, found {text!r}")
+    return layers
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -57,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.session import load
     from drafthead.tasks import TASKS, prompt_set
     from drafthead.training.answers import Answer
+    from drafthead.training.features import FeatureFiles
     from drafthead.training.prompts import choose
     from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings, regenerate
 
@@ -74,10 +90,14 @@ def run(args: argparse.Namespace) -> int:
     def encode(prompt: PromptRow) -> list[int]:
         return session.encode(messages=prompt.messages)
 
+    features = None
+    if args.features is not None:
+        features = FeatureFiles(args.features, session.backbone, args.kv_layers)
     settings = RegenSettings(args.max_tokens, args.capacity, args.keep_loops, args.seed)
     regenerator = Regenerator(
-        session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences
-    )
+        session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences,
+        features,
+    )  # fmt: skip
     columns = (
         BarColumn(),
         MofNCompleteColumn(),

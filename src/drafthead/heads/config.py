@@ -34,7 +34,8 @@ class HeadConfig:
 
     kv_layers: the backbone layer whose K and V each head layer reads; its length is the number of
     head layers.  d_model, head_dim, n_kv_heads, rms_eps and rope_base are the backbone's own.
-    training: a record of how the head came to be, for people.
+    attention_bias, qk_norm: whether the queries have a bias, and a norm of each query head, as the
+    backbone's queries have.  training: a record of how the head came to be, for people.
     """
 
     d_model: int
@@ -49,6 +50,8 @@ class HeadConfig:
     rope_base: float
     trained_steps: int
     target: TargetId
+    attention_bias: bool = False
+    qk_norm: bool = False
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -69,13 +72,19 @@ class HeadConfig:
             shapes[layer + "mlp.down_proj.weight"] = (self.d_model, self.d_ff)
         return shapes
 
-    def norms(self) -> list[str]:
-        """Name of every norm weight; each has d_model values."""
+    def vectors(self) -> dict[str, int]:
+        """Name and size of every norm weight and bias."""
         names = ["embedding_norm.weight", "hidden_norm.weight", "model.norm.weight"]
+        sizes = dict.fromkeys(names, self.d_model)
         for index in range(self.n_layers):
             layer = f"model.layers.{index}."
-            names += [layer + "input_layernorm.weight", layer + "pre_feedforward_layernorm.weight"]
-        return names
+            sizes[layer + "input_layernorm.weight"] = self.d_model
+            sizes[layer + "pre_feedforward_layernorm.weight"] = self.d_model
+            if self.attention_bias:
+                sizes[layer + "self_attn.q_proj.bias"] = self.n_heads * self.head_dim
+            if self.qk_norm:
+                sizes[layer + "self_attn.q_norm.weight"] = self.head_dim
+        return sizes
 
     def to_json(self) -> dict[str, object]:
         """The content of config.json."""
@@ -89,6 +98,8 @@ class HeadConfig:
             "num_attention_heads": self.n_heads,
             "num_key_value_heads": self.n_kv_heads,
             "head_dim": self.head_dim,
+            "attention_bias": self.attention_bias,
+            "use_qk_norm": self.qk_norm,
             "hidden_act": "silu",
             "rms_norm_eps": self.rms_eps,
             "rope_theta": self.rope_base,
@@ -135,6 +146,8 @@ class HeadConfig:
             rms_eps=top.positive("rms_norm_eps"),
             rope_base=top.positive("rope_theta"),
             trained_steps=block.size("trained_steps"),
+            attention_bias=top.flag("attention_bias"),
+            qk_norm=top.flag("use_qk_norm"),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
             training=_Fields(block.get("training", dict), "frozen_mtp.training.").content,
         )
@@ -176,6 +189,13 @@ class _Fields:
         value = self.content.get(name)
         if value != expected or isinstance(value, bool):
             raise self._fail(name, repr(expected), value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; a head of the first days does not name it, which is false."""
+        value = self.content.get(name, False)
+        if not isinstance(value, bool):
+            raise self._fail(name, "true or false", value)
+        return value
 
     def size(self, name: str) -> int:
         value = self.content.get(name)

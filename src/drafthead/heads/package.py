@@ -58,7 +58,7 @@ class Target(Protocol):
 def expected_tensors(config: HeadConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name to safetensors dtype and shape of everything that a package holds, and nothing else."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-    tensors |= dict.fromkeys(config.norms(), ("F32", (config.d_model,)))
+    tensors |= {name: ("F32", (size,)) for name, size in config.vectors().items()}
     for name, (rows, columns) in config.matrices().items():
         if columns % BLOCK:
             raise HeadError(
@@ -208,12 +208,14 @@ class HeadPackage:
             "d_ff": config.d_ff,
             "n_heads": config.n_heads,
             "head_dim": config.head_dim,
+            "attention_bias": int(config.attention_bias),
+            "qk_norm": int(config.qk_norm),
         }
         ids = np.array(self.tensors["draft_token_ids"])
         head = MtpHead(backbone.native, spec, list(config.kv_layers), ids)
-        for name in config.norms():
+        for name, size in config.vectors().items():
             data = self.tensors[name].view(np.uint8).copy()
-            head.set_tensor(name, GGML_F32, 1, config.d_model, data)
+            head.set_tensor(name, GGML_F32, 1, size, data)
         for name, (rows, columns) in config.matrices().items():
             data = q8_0_blocks(self.tensors[name], self.tensors[name + "_scale"])
             head.set_tensor(name, GGML_Q8_0, rows, columns, data)

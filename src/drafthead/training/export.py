@@ -42,7 +42,7 @@ def package_tensors(
 ) -> dict[str, NDArray[Any]]:
     """Every tensor of a package, by the name and in the type that the package demands."""
     tensors: dict[str, NDArray[Any]] = {"draft_token_ids": token_ids.astype(np.int32)}
-    for name in config.norms():
+    for name in config.vectors():
         tensors[name] = weights[name].astype(np.float32)
     for name in config.matrices():
         tensors[name], tensors[name + "_scale"] = quantize(weights[name])

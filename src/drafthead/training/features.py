@@ -1,22 +1,28 @@
-"""What the backbone shows the head, computed once by the native engine and kept in f16.
+"""What the backbone showed for each answer, in f16, in files that only grow.
 
 Legend: A anchors, R positions kept of a sequence, D hidden size, G KV heads, H head size,
-L read layers.
+L stored layers.
 
-Only what training reads is kept: the post-final-norm hidden state of every anchor, and K and V of
-the read layers for every position up to the last anchor. The keys (after rope) and values are the
-very ones in the cache; the states are the engine's, rounded to f16.
+    features.json   which backbone, which layers, which sizes
+    hidden.f16      (A, D) post-final-norm states of the anchors, answer after answer
+    kv.f16          (R, L, 2, G, H) keys (after rope) and values of every position up to the last
+                    anchor: the very bits of the cache
+    index.jsonl     one line an answer: its key, A and R; written after its data is on the disk
+
+`regen` fills them while it answers, at no further cost; `train` computes what is missing. The
+states are the engine's, rounded to f16.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +30,24 @@ from numpy.typing import NDArray
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.errors import TrainingError
 from drafthead.training.answers import Answer, write_atomic
-from drafthead.training.data import anchor_count, common_prefix, data_digest
+from drafthead.training.data import anchor_count, common_prefix
 
 CHUNK_ROWS = 512
-SEQUENCES_PER_SYNC = 64
-STATE, HIDDEN, KV = "features.json", "hidden.f16", "kv.f16"
+ANSWERS_PER_SYNC = 64
+HEADER, INDEX, HIDDEN, KV = "features.json", "index.jsonl", "hidden.f16", "kv.f16"
 
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """What the features of some answers will take, known before any is computed."""
+    """What the features of some answers take, known before any is computed.
+
+    missing_rows: positions that are not on the disk yet.  nbytes: of all, those on the disk too.
+    """
 
     sequences: int
     anchors: int
     rows: int
+    missing_rows: int
     nbytes: int
 
     def check(self, max_bytes: int) -> None:
@@ -56,113 +66,227 @@ def kept_rows(answer: Answer) -> int:
     return len(answer.prompt_tokens) + len(answer.answer) - 2
 
 
+def answer_key(answer: Answer) -> str:
+    """Hash the tokens of an answer: the same tokens have the same features."""
+    tokens = np.array([len(answer.prompt_tokens), *answer.prompt_tokens, *answer.answer], "<i4")
+    return hashlib.sha256(tokens.tobytes()).hexdigest()[:32]
+
+
 def gather_kv(cache: KvCache, layer: int, rows: int) -> NDArray[np.float16]:
     """K and V of the first positions of a layer, from the cache's views, as (R, 2, G, H)."""
     keys = cache.key_view(layer)  # (G, blocks, H, 16)
     values = cache.value_view(layer)  # (G, cells, H)
     groups, blocks, size, width = keys.shape
+    if rows > blocks * width:
+        raise TrainingError(
+            f"Layer {layer} has a sliding window of fewer than {rows} positions; read another "
+            "layer or use shorter answers."
+        )
     keys_RGH = keys.transpose(1, 3, 0, 2).reshape(blocks * width, groups, size)[:rows]
     values_RGH = values.transpose(1, 0, 2)[:rows]
     return np.stack([keys_RGH, values_RGH], axis=1)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the features of an answer begin, and how many they are."""
+
+    anchor: int
+    anchors: int
+    row: int
+    rows: int
+
+
+class FeatureFiles:
+    """The growing files of one backbone and one list of layers.
+
+    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone
+    or other layers are begun anew.
+    """
+
+    def __init__(self, folder: Path, backbone: Backbone, kv_layers: Sequence[int]) -> None:
+        spec = backbone.spec
+        self.folder = folder
+        self._header: dict[str, object] = {
+            "format_version": 2, "fingerprint": backbone.fingerprint, "d_model": spec.d_model,
+            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim, "kv_layers": list(kv_layers),
+        }  # fmt: skip
+        self.layers = self._stored_layers(kv_layers)
+        self._header["kv_layers"] = list(self.layers)
+        self._state_shape = (spec.d_model,)
+        self._kv_shape = (len(self.layers), 2, spec.n_kv_heads, spec.head_dim)
+        self._places: dict[str, _Place] = {}
+        self._anchors = self._rows = 0
+        self._pending: list[tuple[str, NDArray[np.float16], NDArray[np.float16]]] = []
+        if (folder / HEADER).is_file():
+            self._read_index()
+
+    def _stored_layers(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """The layers on the disk where they hold all that are wanted; else begin anew."""
+        path = self.folder / HEADER
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            layers = found["kv_layers"]
+            same = {**self._header, "kv_layers": layers} == found and set(wanted) <= set(layers)
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if same:
+            return tuple(layers)
+        path.unlink(missing_ok=True)
+        (self.folder / INDEX).unlink(missing_ok=True)
+        return tuple(wanted)
+
+    @property
+    def bytes_per_anchor(self) -> int:
+        """Bytes of one state."""
+        return 2 * int(np.prod(self._state_shape))
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one position's keys and values."""
+        return 2 * int(np.prod(self._kv_shape))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def place(self, key: str) -> _Place:
+        """Where an answer's features are."""
+        return self._places[key]
+
+    def append(self, answer: Answer, hidden_AD: NDArray[Any], cache: KvCache) -> None:
+        """Keep the states of an answer's anchors, and K and V from the cache that answered it."""
+        key, rows = answer_key(answer), kept_rows(answer)
+        if not rows or key in self._places:
+            return
+        layers = [gather_kv(cache, layer, rows) for layer in self.layers]
+        kv = np.stack(layers, axis=1) if layers else np.zeros((rows, *self._kv_shape), np.float16)
+        self._add(key, len(hidden_AD), rows)
+        self._pending.append((key, hidden_AD.astype(np.float16), kv))
+        if len(self._pending) >= ANSWERS_PER_SYNC:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write and sync what is pending, the data before the index that speaks of it."""
+        if not self._pending:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / HEADER).is_file():
+            for name in (HIDDEN, KV, INDEX):
+                (self.folder / name).unlink(missing_ok=True)
+            write_atomic(self.folder / HEADER, json.dumps(self._header))
+        lines = [
+            json.dumps({"key": key, "anchors": len(hidden), "rows": len(kv)}) + "\n"
+            for key, hidden, kv in self._pending
+        ]
+        self._extend(HIDDEN, [hidden.tobytes() for _, hidden, _ in self._pending])
+        self._extend(KV, [kv.tobytes() for _, _, kv in self._pending])
+        self._extend(INDEX, [line.encode() for line in lines])
+        self._pending.clear()
+
+    def _extend(self, name: str, parts: list[bytes]) -> None:
+        with (self.folder / name).open("ab") as out:
+            out.writelines(parts)
+            out.flush()
+            os.fsync(out.fileno())
+
+    def _add(self, key: str, anchors: int, rows: int) -> None:
+        self._places[key] = _Place(self._anchors, anchors, self._rows, rows)
+        self._anchors += anchors
+        self._rows += rows
+
+    def _read_index(self) -> None:
+        path = self.folder / INDEX
+        content = path.read_bytes() if path.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            entry = json.loads(line)
+            self._add(entry["key"], entry["anchors"], entry["rows"])
+        sizes = {
+            INDEX: len(whole),
+            HIDDEN: self._anchors * self.bytes_per_anchor,
+            KV: self._rows * self.bytes_per_row,
+        }
+        for name, size in sizes.items():
+            file = self.folder / name
+            found = file.stat().st_size if file.is_file() else 0
+            if found < size:
+                raise TrainingError(
+                    f"{file} has {found} of {size} bytes; delete {self.folder} to compute the "
+                    "features anew."
+                )
+            if found > size:
+                os.truncate(file, size)
+
+    def open(self) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """Map the files: states (all A, D), K and V (all R, L, 2, G, H)."""
+        self.flush()
+
+        def map_one(name: str, count: int, shape: tuple[int, ...]) -> NDArray[np.float16]:
+            if not count or 0 in shape:  # an empty file cannot be mapped
+                return np.zeros((count, *shape), np.float16)
+            return np.memmap(self.folder / name, np.float16, "r", shape=(count, *shape))
+
+        hidden = map_one(HIDDEN, self._anchors, self._state_shape)
+        return hidden, map_one(KV, self._rows, self._kv_shape)
+
+
 class FeatureStore:
-    """Features of a list of answers, on disk, computed on first use and resumable."""
+    """The features of a list of answers, by place in the list, for the layers a head reads."""
 
     def __init__(
         self, folder: Path, backbone: Backbone, answers: Sequence[Answer], kv_layers: Sequence[int]
     ) -> None:
-        spec = backbone.spec
-        self.folder = folder
-        self._backbone, self._answers, self._layers = backbone, list(answers), tuple(kv_layers)
-        counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in answers]
-        rows = [kept_rows(a) for a in answers]
-        self._anchor_at = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self._row_at = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
-        self._hidden_shape = (int(self._anchor_at[-1]), spec.d_model)
-        self._kv_shape = (
-            int(self._row_at[-1]), len(self._layers), 2, spec.n_kv_heads, spec.head_dim
-        )  # fmt: skip
-        self._cached: list[int] = []
+        self._backbone, self._answers = backbone, list(answers)
+        self._files = FeatureFiles(folder, backbone, kv_layers)
+        self._keys = [answer_key(answer) for answer in answers]
+        self._chosen = [self._files.layers.index(layer) for layer in kv_layers]
         self._maps: tuple[NDArray[np.float16], NDArray[np.float16]] | None = None
 
     @property
     def plan(self) -> FeaturePlan:
         """Sizes, before anything is computed."""
-        values = int(np.prod(self._hidden_shape)) + int(np.prod(self._kv_shape))
-        return FeaturePlan(len(self._answers), self._hidden_shape[0], self._kv_shape[0], 2 * values)
-
-    def _digest(self) -> str:
-        order = "\n".join(answer.id for answer in self._answers)
-        parts = (
-            self._backbone.fingerprint, data_digest(self._answers), order, list(self._layers)
-        )  # fmt: skip
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _done(self, digest: str) -> int:
-        path = self.folder / STATE
-        if not path.is_file():
-            return 0
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            return 0
-        same = isinstance(state, dict) and state.get("digest") == digest
-        return int(state["sequences"]) if same else 0
+        anchors = rows = missing = 0
+        for key, answer in zip(self._keys, self._answers, strict=True):
+            anchors += anchor_count(len(answer.prompt_tokens), len(answer.answer))
+            rows += kept_rows(answer)
+            missing += kept_rows(answer) if key not in self._files else 0
+        nbytes = anchors * self._files.bytes_per_anchor + rows * self._files.bytes_per_row
+        return FeaturePlan(len(self._answers), anchors, rows, missing, nbytes)
 
     def build(self, on_rows: Callable[[int], None] = lambda _rows: None) -> None:
-        """Compute what is missing; a run that was killed goes on after the last synced sequence."""
-        digest = self._digest()
-        done = self._done(digest)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not done:
-            (self.folder / STATE).unlink(missing_ok=True)  # it spoke of what is overwritten now
-            needed, free = self.plan.nbytes, shutil.disk_usage(self.folder).free
-            if needed > free:
-                raise TrainingError(
-                    f"The features need {needed / 1e9:.2f} GB and {self.folder} has "
-                    f"{free / 1e9:.2f} GB left; use fewer answers."
-                )
-        hidden, kv = self._open("r+" if done else "w+")
-        on_rows(int(self._row_at[done]))
-        self._cached = []
+        """Compute what is missing; a run that was killed goes on after the last synced answer.
+
+        on_rows: told how many of the missing positions are done.
+        """
+        plan = self.plan
+        self._check_room(plan)
         capacity = max((kept_rows(answer) for answer in self._answers), default=0)
         cache = self._backbone.new_cache(max(capacity, 1))
-        for index in range(done, len(self._answers)):
-            self._fill(index, cache, hidden, kv)
-            on_rows(int(self._row_at[index + 1]))
-            if (index + 1) % SEQUENCES_PER_SYNC == 0 or index + 1 == len(self._answers):
-                self._sync(hidden, kv, digest, index + 1)
-        self._maps = self._open("r")
+        done, cached = 0, list[int]()
+        for key, answer in zip(self._keys, self._answers, strict=True):
+            if kept_rows(answer) and key not in self._files:
+                cached = self._compute(answer, cache, cached)
+                done += kept_rows(answer)
+                on_rows(done)
+        self._maps = self._files.open()
 
-    def _open(
-        self, mode: Literal["r", "r+", "w+"]
-    ) -> tuple[np.memmap[Any, Any], np.memmap[Any, Any]]:
-        def open_one(name: str, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-            at_least_one = (max(shape[0], 1), *shape[1:])  # an empty file cannot be mapped
-            return np.memmap(self.folder / name, np.float16, mode, shape=at_least_one)
+    def _check_room(self, plan: FeaturePlan) -> None:
+        folder = self._files.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        needed = plan.nbytes * plan.missing_rows // max(plan.rows, 1)
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise TrainingError(
+                f"The features need {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB "
+                "left; use fewer answers."
+            )
 
-        return open_one(HIDDEN, self._hidden_shape), open_one(KV, self._kv_shape)
-
-    def _sync(
-        self, hidden: np.memmap[Any, Any], kv: np.memmap[Any, Any], digest: str, done: int
-    ) -> None:
-        hidden.flush()
-        kv.flush()
-        write_atomic(self.folder / STATE, json.dumps({"digest": digest, "sequences": done}))
-
-    def _fill(
-        self, index: int, cache: KvCache, hidden: NDArray[np.float16], kv: NDArray[np.float16]
-    ) -> None:
-        answer = self._answers[index]
+    def _compute(self, answer: Answer, cache: KvCache, cached: list[int]) -> list[int]:
         rows = kept_rows(answer)
-        if not rows:
-            return
         tokens = [*answer.prompt_tokens, *answer.answer][:rows]
         # What the last sequence began with too (a system text) is in the cache with the same bits.
-        known = common_prefix(self._cached, answer.prompt_tokens[:-1])
+        known = common_prefix(cached, answer.prompt_tokens[:-1])
         cache.rollback(known)
-        self._cached = tokens
         states = [
             self._backbone.forward(
                 [Segment(cache, tokens[start : start + CHUNK_ROWS])], rows="all", want="hidden"
@@ -170,17 +294,21 @@ class FeatureStore:
             for start in range(known, rows, CHUNK_ROWS)
         ]
         first = len(answer.prompt_tokens) - 1 - known
-        hidden[self._anchor_at[index] : self._anchor_at[index + 1]] = np.concatenate(states)[first:]
-        span = slice(self._row_at[index], self._row_at[index + 1])
-        for place, layer in enumerate(self._layers):
-            kv[span, place] = gather_kv(cache, layer, rows)
+        self._files.append(answer, np.concatenate(states)[first:], cache)
+        return tokens
 
     def hidden(self, index: int) -> NDArray[np.float16]:
         """States of the anchors of one answer, (A, D)."""
         assert self._maps is not None, "build() comes first"
-        return self._maps[0][self._anchor_at[index] : self._anchor_at[index + 1]]
+        if self._keys[index] not in self._files:
+            return self._maps[0][:0]
+        place = self._files.place(self._keys[index])
+        return self._maps[0][place.anchor : place.anchor + place.anchors]
 
     def kv(self, index: int) -> NDArray[np.float16]:
         """K and V of one answer's positions, (R, L, 2, G, H)."""
         assert self._maps is not None, "build() comes first"
-        return self._maps[1][self._row_at[index] : self._row_at[index + 1]]
+        if self._keys[index] not in self._files:
+            return self._maps[1][:0, self._chosen]
+        place = self._files.place(self._keys[index])
+        return self._maps[1][place.row : place.row + place.rows][:, self._chosen]

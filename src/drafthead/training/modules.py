@@ -87,7 +87,8 @@ class SharedKvAttention(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         width = config.n_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, width, bias=False)
+        self.q_proj = nn.Linear(config.d_model, width, bias=config.attention_bias)
+        self.q_norm = RmsNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
         self.o_proj = nn.Linear(width, config.d_model, bias=False)
         self._shape = (config.n_heads, config.head_dim)
 
@@ -96,7 +97,8 @@ class SharedKvAttention(nn.Module):
         masks: Sequence[Tensor],
     ) -> Tensor:  # fmt: skip
         """Attend to layer number `layer` of the read layers; (A, D)."""
-        queries = rotate(self.q_proj(x_AD).unflatten(-1, self._shape).float(), tables)
+        heads = self.q_proj(x_AD).unflatten(-1, self._shape).float()
+        queries = rotate(heads if self.q_norm is None else self.q_norm(heads), tables)
         mixed = [
             attend(queries[s.anchors], s.keys_LGRH[layer], s.values_LGRH[layer], mask)
             for s, mask in zip(batch.sequences, masks, strict=True)
@@ -175,9 +177,11 @@ class FrozenMtpHead(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        for weight in self.parameters():
+        for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(weight)
 
     def joined(self, embedding_AD: Tensor, state_AD: Tensor) -> Tensor:
         """What the projection in front takes, the embedding first; (A, 2D)."""

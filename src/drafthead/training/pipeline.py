@@ -16,6 +16,7 @@ import torch
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
+from drafthead.gguf.spec import ModelSpec
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.heads.package import BLOCK, HeadPackage
 from drafthead.training.answers import Answer, AnswerStore, write_atomic
@@ -85,6 +86,11 @@ def read_inputs(
     return Inputs(train, heldout, vocabulary, data_digest(answers))
 
 
+def full_layers(spec: ModelSpec) -> list[int]:
+    """Layers whose every position a head can read."""
+    return [at for at, layer in enumerate(spec.layers) if not layer.window and layer.rope >= 0]
+
+
 def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfig:
     """The config of the head that a recipe asks for on a backbone.
 
@@ -99,6 +105,13 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         )
     if head.d_ff % BLOCK:
         raise TrainingError(f"[head] d_ff must be a multiple of {BLOCK}, found {head.d_ff}.")
+    ropes = {spec.layers[layer].rope for layer in head.kv_layers}
+    windows = [layer for layer in head.kv_layers if spec.layers[layer].window]
+    if windows or len(ropes) > 1 or -1 in ropes:
+        raise TrainingError(
+            f"[head] kv_layers: a head reads layers without a sliding window and with one and the "
+            f"same rotary embedding; {backbone.name} has them at {full_layers(spec)}."
+        )
     target = TargetId(
         backbone.name, spec.architecture, backbone.fingerprint, backbone.tokenizer_fingerprint
     )
@@ -112,7 +125,9 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         draft_vocab_size=len(inputs.vocabulary),
         kv_layers=head.kv_layers,
         rms_eps=spec.rms_eps,
-        rope_base=spec.rope_base,
+        rope_base=spec.ropes[ropes.pop()].base,
+        attention_bias=spec.qkv_bias,
+        qk_norm=spec.qk_norm,
         trained_steps=recipe.train.unroll,
         target=target,
         training={

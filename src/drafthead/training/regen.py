@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.decoding.constraints import EndRule, FinishReason
 from drafthead.errors import TrainingError
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import common_prefix
+from drafthead.training.features import FeatureFiles
 
 PREFILL_ROWS = 256  # prompt rows a pass may carry beside the running answers
 FINISHES: tuple[FinishReason, ...] = ("stop", "length", "looped")
@@ -62,6 +66,7 @@ class _Slot:
         self.cache.rollback(common_prefix(self.prompt_tokens, tokens[:-1]))
         self.prompt, self.prompt_tokens, self.end = prompt, tokens, end
         self.answer: list[int] = []
+        self.states_AD: list[NDArray[np.float32]] = []
 
     @property
     def unread(self) -> int:
@@ -74,9 +79,10 @@ class _Slot:
             return self.prompt_tokens[self.cache.length : self.cache.length + budget]
         return self.answer[-1:]
 
-    def push(self, token: int) -> FinishReason | None:
-        """Take the target's next token; why the answer ends with it, or None."""
+    def push(self, token: int, state_D: NDArray[np.float32]) -> FinishReason | None:
+        """Take the target's next token and its state; why the answer ends with it, or None."""
         self.answer.append(token)
+        self.states_AD.append(state_D)
         return self.end.push(token)
 
 
@@ -90,7 +96,13 @@ class Regenerator:
         eos_ids: frozenset[int],
         settings: RegenSettings,
         sequences: int = 16,
+        features: FeatureFiles | None = None,
     ) -> None:
+        """Prepare the caches.
+
+        features: where the states, keys and values that the answers come from are kept too.
+        """
+        self.features = features
         self.backbone = backbone
         self.counts = RegenCounts()
         self._encode = encode
@@ -133,8 +145,8 @@ class Regenerator:
         result = self.backbone.forward(segments, rows="last", want="tokens")
         self.counts.passes += 1
         done = []
-        for slot, token in zip(slots, result.tokens.tolist(), strict=True):
-            finish = None if slot.unread else slot.push(token)
+        for slot, token, state_D in zip(slots, result.tokens.tolist(), result.hidden, strict=True):
+            finish = None if slot.unread else slot.push(token, state_D)
             if finish is not None:
                 done.append(self._complete(slot, finish))
         return done
@@ -147,7 +159,12 @@ class Regenerator:
         self.counts.prompt_tokens += len(slot.prompt_tokens)
         self.counts.finishes[finish] += 1
         prompt = slot.prompt
-        return Answer(prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish)
+        answer = Answer(
+            prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish
+        )
+        if self.features is not None:  # the last token's state draws nothing: no anchor
+            self.features.append(answer, np.stack(slot.states_AD)[:-1], slot.cache)
+        return answer
 
 
 def _check_same_run(manifest: dict[str, object] | None, wanted: dict[str, object]) -> None:
@@ -199,6 +216,8 @@ def regenerate(
             store.append(answer)
             on_answer(answer, regenerator.counts)
     finally:
+        if regenerator.features is not None:
+            regenerator.features.flush()
         store.flush()
     store.finish([prompt.id for prompt in prompts])
     manifest |= _totals(store, regenerator.counts.skipped)
