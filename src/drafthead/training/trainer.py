@@ -151,6 +151,11 @@ class Trainer:
                 head.
         """
         self._resume()
+        if self._workers.from_first(self.progress.step) != self.progress.step:
+            raise TrainingError(
+                f"Process {self._workers.rank} does not find the checkpoint of the first one in "
+                f"{self._folder}; all of them need the same run folder."
+            )
         self._workers.copy_first(self.head.parameters())
         curves = Curves(self._folder, self.progress.step)
         recipe = self._recipe
@@ -169,6 +174,7 @@ class Trainer:
             if self.progress.step % recipe.checkpoint_every == 0:
                 self._save()
         self._save()
+        self._workers.wait()
         return self.progress
 
     def keep_best(self) -> Mapping[str, Any]:
