@@ -19,7 +19,7 @@ ROWS, PICTURE = "curves.jsonl", "curves.svg"
 WIDTH, HEIGHT = 640, 240  # of one panel
 LEFT, RIGHT, TOP, BOTTOM = 60, 90, 30, 40
 DASHES = ("none", "8 3", "2 3", "8 3 2 3", "14 4", "1 5")
-TICKS = 4
+TICKS, NAME_HEIGHT = 4, 14
 
 Line = tuple[str, Sequence[tuple[float, float]]]
 
@@ -90,19 +90,22 @@ def panel(title: str, lines: Iterable[Line], last: float, top: float, offset: in
             "</text>",
         ]
     parts.append(f'<text x="{right}" y="{bottom + 34}" text-anchor="end">training steps</text>')
-    parts += [curve(line, DASHES[place % len(DASHES)], at) for place, line in enumerate(lines)]
+    drawn = [(name, [at(x, y) for x, y in values]) for name, values in lines if values]
+    names = apart([points[-1][1] for _, points in drawn])
+    for place, ((name, points), name_y) in enumerate(zip(drawn, names, strict=True)):
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashes = DASHES[place % len(DASHES)]
+        parts += [
+            f'<polyline points="{joined}" fill="none" stroke="black" stroke-dasharray="{dashes}"/>',
+            f'<text x="{points[-1][0] + 6:.1f}" y="{name_y + 4:.1f}">{name}</text>',
+        ]
     return f'<g transform="translate(0 {offset})">\n' + "\n".join(parts) + "\n</g>\n"
 
 
-def curve(line: Line, dashes: str, at: Any) -> str:
-    """One line with its name at its end; nothing without points."""
-    name, values = line
-    points = [at(x, y) for x, y in values]
-    if not points:
-        return ""
-    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    x, y = points[-1]
-    return (
-        f'<polyline points="{joined}" fill="none" stroke="black" stroke-dasharray="{dashes}"/>'
-        f'<text x="{x + 6:.1f}" y="{y + 4:.1f}">{name}</text>'
-    )
+def apart(heights: Sequence[float]) -> list[float]:
+    """Where names are written whose lines end at these heights: one below the other, readable."""
+    moved = dict.fromkeys(range(len(heights)), 0.0)
+    above = float("-inf")
+    for place in sorted(moved, key=lambda place: heights[place]):
+        above = moved[place] = max(heights[place], above + NAME_HEIGHT)
+    return list(moved.values())
