@@ -61,9 +61,18 @@ def step_weights(steps: int, decay: float) -> list[float]:
 
 
 def unrolled_loss(
-    states: Sequence[Tensor], rows_VD: Tensor, labels_KA: Tensor, decay: float
-) -> tuple[Tensor, list[int], list[int]]:
+    states: Sequence[Tensor], rows_VD: Tensor, labels_KA: Tensor, decay: float,
+    divisors: Sequence[float] | None = None,
+) -> tuple[Tensor, list[int], list[int]]:  # fmt: skip
     """Weighted mean cross-entropy over draft steps; labels below 0 do not count.
+
+    Args:
+        states: the head's output of each step, (A, D).
+        rows_VD: the backbone's output rows of the draft vocabulary.
+        labels_KA: place of each label in it.
+        decay: weight of a step against the one before.
+        divisors: of each step the labels that its mean is over, those of other processes too; the
+            given ones alone where None.
 
     Returns:
         The loss (0 without a label that counts), and for each step how many labels counted and how
@@ -80,6 +89,7 @@ def unrolled_loss(
             continue
         labels = labels_A[keep]
         losses, choices = frozen_cross_entropy(state_AD[keep], rows_VD, labels)
-        total = total + weight * losses.mean()
+        divisor = len(keep) if divisors is None else divisors[len(counted) - 1]
+        total = total + weight * losses.sum() / divisor
         correct.append(int((choices == labels).sum()))
     return total, counted, correct
