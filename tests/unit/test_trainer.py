@@ -134,7 +134,7 @@ def poison(trainer, bad_calls):
             batch.hidden_AD[0, 0] = float("inf")
         return batch
 
-    poisoned.rows_VD = maker.rows_VD
+    poisoned.rows_VD, poisoned.softcap = maker.rows_VD, maker.softcap
     trainer._maker = poisoned
 
 
@@ -169,7 +169,7 @@ def test_a_batch_without_labels_changes_nothing_and_is_counted(material, tmp_pat
         batch.labels_KA[:] = -1
         return batch
 
-    empty.rows_VD = maker.rows_VD
+    empty.rows_VD, empty.softcap = maker.rows_VD, maker.softcap
     trainer._maker = empty
     before = weights(trainer)
     trainer.run(stop_at=2)

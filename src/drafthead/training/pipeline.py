@@ -181,7 +181,8 @@ def train(
     def maker(steps: int) -> BatchMaker:
         dtype = DTYPES[recipe.train.precision]
         answers, words = inputs.answers, inputs.vocabulary
-        return BatchMaker(backbone.native, features, answers, words, steps, dtype)
+        softcap = backbone.spec.final_softcap
+        return BatchMaker(backbone.native, features, answers, words, steps, dtype, softcap)
 
     counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
     held = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.heldout]

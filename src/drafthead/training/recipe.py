@@ -63,6 +63,7 @@ class TrainRecipe:
     minutes: float = _number(0.0, 1e5, 0.0)
     unroll: int = _number(1, 16, 3)
     step_decay: float = _number(0.1, 1.0, 0.8)
+    loss: str = _choice("ce", "kl", "tv", "lk", default="ce")
     batch_anchors: int = _number(16, 1 << 16, 1536)
     lr: float = _number(1e-7, 1.0, 1e-3)
     warmup: float = _number(0.0, 0.5, 0.02)

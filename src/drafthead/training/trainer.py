@@ -175,7 +175,7 @@ class Trainer:
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
             states = self.head(batch)
         loss, counted, correct = unrolled_loss(
-            states, self._maker.rows_VD, batch.labels_KA, recipe.step_decay
+            states, self._maker.rows_VD, batch, recipe.step_decay, recipe.loss, self._maker.softcap
         )
         if not sum(counted):
             self.progress.empty += 1
