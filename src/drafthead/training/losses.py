@@ -51,13 +51,13 @@ def total_variation(log_q_MV: Tensor, p_MV: Tensor) -> Judged:
     overlap, so that it cannot start a head alone.
     """
     q_MV = log_q_MV.exp()
-    below_MV = q_MV < p_MV
+    below_MV = (q_MV < p_MV).float()
     mass_M1 = (q_MV * below_MV).sum(-1, keepdim=True)
-    return 1.0 - torch.minimum(p_MV, q_MV).sum(-1), q_MV * (mass_M1 - below_MV.float())
+    return 1.0 - torch.minimum(p_MV, q_MV).sum(-1), q_MV * (mass_M1 - below_MV)
 
 
 def cross_entropy_and_tv(log_q_MV: Tensor, labels_M: Tensor, p_MV: Tensor) -> Judged:
-    """CE and TV, 0.1 CE + 0.9 TV: the loss of the published DSpark heads (deepseek-ai/DeepSpec, 2026)."""
+    """Both: 0.1 CE + 0.9 TV, the loss of the DSpark heads (deepseek-ai/DeepSpec, 2026)."""
     ce, tv = cross_entropy(log_q_MV, labels_M), total_variation(log_q_MV, p_MV)
     losses, slopes = (CE_SHARE * a + (1.0 - CE_SHARE) * b for a, b in zip(ce, tv, strict=True))
     return losses, slopes
@@ -95,7 +95,7 @@ class Teacher:
         self._hidden_AD, self._rows_VD, self._softcap = hidden_AD, rows_VD, softcap
 
     def __call__(self, targets_M: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """The p (M, V) of state number `targets_M`, below 0 that of the label, and its entropy (M,).
+        """For each row p (M, V), of state `targets_M` or below 0 of the label, and its entropy (M,).
 
         Neighbours with the same target share one product with the output rows.
         """
