@@ -95,7 +95,7 @@ class Teacher:
         self._hidden_AD, self._rows_VD, self._softcap = hidden_AD, rows_VD, softcap
 
     def __call__(self, targets_M: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """For each row p (M, V), of state `targets_M` or below 0 of the label, and its entropy (M,).
+        """Each p (M, V), of state `targets_M` or below 0 of the label, and its entropy (M,).
 
         Neighbours with the same target share one product with the output rows.
         """
@@ -166,7 +166,7 @@ def target_rows(sequences: Sequence[SequenceKv], steps: int) -> Tensor:
 
 def unrolled_loss(
     states: Sequence[Tensor], rows_VD: Tensor, batch: Batch, decay: float, name: str = "ce",
-    softcap: float = 0.0,
+    softcap: float = 0.0, divisors: Sequence[float] | None = None,
 ) -> tuple[Tensor, list[int], list[int]]:  # fmt: skip
     """Weighted mean loss over draft steps; labels below 0 do not count.
 
@@ -177,6 +177,8 @@ def unrolled_loss(
         decay: weight of a step against the one before.
         name: "ce", or a soft loss: "kl", "tv", "lk".
         softcap: of the backbone's logits; 0 is none.
+        divisors: of each step the labels that its mean is over, those of other processes too; None:
+            the given ones alone.
 
     Returns:
         The loss (0 without a label that counts), and for each step how many labels counted and how
@@ -196,6 +198,7 @@ def unrolled_loss(
         states_MD, rows_VD, labels_M, targets_KA[step_M, anchor_M], name,
         Teacher(batch.hidden_AD, rows_VD, softcap),
     )  # fmt: skip
-    weights_M = (torch.tensor(step_weights(steps, decay)) / counts)[step_M]
+    means = counts if divisors is None else torch.tensor(divisors)
+    weights_M = (torch.tensor(step_weights(steps, decay)) / means)[step_M]
     correct = torch.bincount(step_M[choices_M == labels_M], minlength=steps)
     return (losses_M * weights_M).sum(), counts.tolist(), correct.tolist()

@@ -22,6 +22,7 @@ from drafthead.training.batching import BatchMaker
 from drafthead.training.data import batches
 from drafthead.training.losses import unrolled_loss
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.optimizer import HeadOptimizer
 from drafthead.training.recipe import TrainRecipe
 from drafthead.training.replay import replay
 from drafthead.training.schedule import lr_share
@@ -29,7 +30,6 @@ from drafthead.training.schedule import lr_share
 CHECKPOINT, BEST = "checkpoint.safetensors", "best.safetensors"
 MAX_BAD_IN_ROW = 3
 REPORT_EVERY = 20
-BETAS = (0.9, 0.95)
 
 
 @dataclass
@@ -94,14 +94,7 @@ class Trainer:
         self._counts = list(anchor_counts)
         if not sum(self._counts):
             raise TrainingError("No answer has two tokens or more: there is nothing to train on.")
-        self._names = [name for name, _ in head.named_parameters()]
-        matrices = [weight for weight in head.parameters() if weight.dim() == 2]
-        norms = [weight for weight in head.parameters() if weight.dim() != 2]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": recipe.weight_decay},
-             {"params": norms, "weight_decay": 0.0}],
-            lr=recipe.lr, betas=BETAS, foreach=False,
-        )  # fmt: skip
+        self._optimizer = HeadOptimizer(head, recipe)
 
     @property
     def share(self) -> float:
@@ -131,7 +124,8 @@ class Trainer:
             self._timed_step(indices, window)
             due = self.progress.step % recipe.evaluate_every == 0 or self.share >= 1.0
             if due or self.progress.step % REPORT_EVERY == 0:
-                on_report(self._report(window, heldout if due else None))
+                with self._optimizer.averaged():
+                    on_report(self._report(window, heldout if due else None))
                 window = _Window(recipe.unroll)
             if self.progress.step % recipe.checkpoint_every == 0:
                 self._save()
@@ -139,10 +133,15 @@ class Trainer:
         return self.progress
 
     def keep_best(self) -> None:
-        """Load the weights of the evaluation with the most replayed tokens a pass, if any."""
+        """Load the weights of the evaluation with the most replayed tokens a pass, if any.
+
+        Without one, the averaged weights where the recipe asks for averages.
+        """
         path = self._folder / BEST
         if path.is_file():
             self.head.load_state_dict(checkpoint.load(path)[0])
+        else:
+            self._optimizer.use_average()
 
     def _batches(self) -> Iterator[list[int]]:
         """Batches from the current step on, epoch after epoch."""
@@ -168,8 +167,7 @@ class Trainer:
     def _step(self, indices: list[int], window: _Window) -> None:
         recipe = self._recipe
         share = lr_share(self._schedule_place(), recipe.warmup, recipe.schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = recipe.lr * share
+        self._optimizer.set_rate(share)
         self._optimizer.zero_grad()
         batch = self._maker(indices)
         with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
@@ -199,7 +197,7 @@ class Trainer:
             norm = nn.utils.clip_grad_norm_(self.head.parameters(), self._recipe.grad_clip)
             finite = bool(torch.isfinite(norm))
         if finite:
-            self._optimizer.step()
+            self._optimizer.step(self.progress.step)
             self.progress.bad_in_row = 0
             return True
         self.progress.skipped += 1
@@ -229,11 +227,8 @@ class Trainer:
         return report
 
     def _save(self) -> None:
-        tensors: dict[str, Tensor] = {}
-        for name, weight in self.head.named_parameters():
-            tensors["weight/" + name] = weight
-            for key, value in self._optimizer.state.get(weight, {}).items():
-                tensors[f"{key}/{name}"] = value
+        weights = {"weight/" + name: weight for name, weight in self.head.named_parameters()}
+        tensors = {**weights, **self._optimizer.tensors()}
         checkpoint.save(self._folder / CHECKPOINT, tensors, asdict(self.progress))
 
     def _resume(self) -> None:
@@ -242,15 +237,11 @@ class Trainer:
             return
         tensors, state = checkpoint.load(path)
         for name, weight in self.head.named_parameters():
-            saved = tensors.get("weight/" + name)
+            saved = tensors.pop("weight/" + name, None)
             if saved is None or saved.shape != weight.shape:
                 raise TrainingError(
                     f"{path} is of another head: {name} differs; use another --run."
                 )
             weight.data.copy_(saved)
-            keys = [key for key in tensors if key.endswith("/" + name)]
-            moments = {key.partition("/")[0]: tensors[key] for key in keys}
-            del moments["weight"]
-            if moments:
-                self._optimizer.state[weight] = moments
+        self._optimizer.load(tensors)
         self.progress = Progress(**state)
