@@ -48,6 +48,15 @@ def test_the_host_gives_the_engines_hidden_states(name, tmp_path):
     assert np.abs(found - expected).max() < 2 * spec.n_layers * each_layer * np.abs(expected).max()
 
 
+def test_products_in_bf16_leave_the_states_near(tmp_path):
+    """Each of the 14 products of two layers rounds once on the way in and out, by 2^-9 or less."""
+    backbone = opened("qwen2", tmp_path)
+    exact, near = TorchHost(backbone), TorchHost(backbone, dtype=torch.bfloat16)
+    expected, found = exact.run(TOKENS), near.run(TOKENS)
+    assert found.dtype == torch.float32
+    assert 0 < rms((found - expected).flatten()) < 28 * 2**-9 * rms(expected.flatten())
+
+
 @pytest.mark.parametrize("name", hf.MODELS)
 def test_fewer_layers_show_the_same_inside(name, tmp_path):
     backbone = opened(name, tmp_path)

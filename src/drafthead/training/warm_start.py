@@ -53,7 +53,7 @@ def start_from_backbone(
     answers: Sequence[Answer],
 ) -> None:  # fmt: skip
     """Give a new head the attention of the layers it reads, and fit the projection before it."""
-    host = TorchHost(backbone, max(kv_layers) + 1)
+    host = TorchHost(backbone, max(kv_layers) + 1, maker.rows_VD.dtype)
     found = samples(head, host, kv_layers, maker, answers)
     head.pre_projection.weight.copy_(ridge(found.inputs_A2D, found.states_AD, RIDGE))
     for layer, source, scale in zip(head.model.layers, kv_layers, found.scales, strict=True):
