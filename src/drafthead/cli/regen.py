@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer the prompts and print what the folder holds."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts
+    from drafthead.evaluation.prompts import PromptRow, end_ids, parse_row, prompt_ids, read_prompts
     from drafthead.session import load
     from drafthead.tasks import TASKS, prompt_set
     from drafthead.training.answers import Answer
@@ -88,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
     session = load(args.backbone, head="none", drafter="none", threads=args.threads)
 
     def encode(prompt: PromptRow) -> list[int]:
-        return session.encode(messages=prompt.messages)
+        return prompt_ids(session, prompt)
 
     features = None
     if args.features is not None:
         features = FeatureFiles(args.features, session.backbone, args.kv_layers)
     settings = RegenSettings(args.max_tokens, args.capacity, args.keep_loops, args.seed)
     regenerator = Regenerator(
-        session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences,
+        session.backbone, encode, end_ids(session), settings, args.sequences,
         features,
     )  # fmt: skip
     columns = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from drafthead.errors import FileError, RequestError
+from drafthead.evaluation.few_shot import few_shot_ends, few_shot_text
 from drafthead.session import Session
 from drafthead.text.template import check_messages
 
@@ -51,11 +52,17 @@ def parse_row(row: object, where: str) -> PromptRow:
 
 
 def prompt_ids(session: Session, row: PromptRow) -> list[int]:
-    """The tokens of a prompt; a base model, without a chat template, continues the text alone."""
+    """The tokens of a prompt; a base model, without a chat template, is shown examples first."""
     if session.template.exists:
         return session.encode(messages=row.messages)
-    text = "\n\n".join(message["content"] for message in row.messages)
-    return session.encode(text, raw=True)
+    return session.encode(few_shot_text(row.task, row.messages), raw=True)
+
+
+def end_ids(session: Session) -> frozenset[int]:
+    """The tokens that end the answer to a prompt: end of sequence, a base model's next example."""
+    if session.template.exists:
+        return session.tokenizer.eos_ids
+    return session.tokenizer.eos_ids | few_shot_ends(session.tokenizer)
 
 
 def _is_text(value: object) -> bool:
