@@ -19,11 +19,12 @@ from drafthead.text.template import check_messages
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt to answer, as chat messages."""
+    """One prompt to answer, as chat messages. lang: of the answer, where the file names it."""
 
     id: str
     task: str
     messages: tuple[Mapping[str, str], ...]
+    lang: str | None = None
 
 
 def parse_row(row: object, where: str) -> PromptRow:
@@ -48,7 +49,10 @@ def parse_row(row: object, where: str) -> PromptRow:
         raise FileError(f"{where}: {error}") from None
     if not all(_is_text(message["content"]) for message in messages):
         raise FileError(f"{where}: the text holds half of a surrogate pair; remove it.")
-    return PromptRow(row["id"], row["task"], tuple(messages))
+    lang = row.get("lang")
+    if lang is not None and not _is_text(lang):
+        raise FileError(f"{where}: lang must be text, found {type(lang).__name__}.")
+    return PromptRow(row["id"], row["task"], tuple(messages), lang)
 
 
 def prompt_ids(session: Session, row: PromptRow) -> list[int]:
