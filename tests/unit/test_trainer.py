@@ -307,16 +307,22 @@ def test_a_gradient_that_is_not_finite_is_caught_behind_a_finite_loss(material, 
 
 def test_averaged_weights_are_evaluated_and_exported_and_the_others_trained_on(material, tmp_path):
     recipe = dataclasses.replace(RECIPE, average=1.0, evaluate_every=4, lr=1e-2)
-    alone, judged = (make_trainer(material, tmp_path / part, recipe) for part in "ab")
+    alone, other = (make_trainer(material, tmp_path / part, recipe) for part in "ab")
+    judge = judged(material)
     seen, last = [], []
     alone._optimizer.step = stepped(alone, last)
     alone.run(stop_at=4)
-    judged.run((make_maker(material), [[0, 1]]), lambda _: seen.append(weights(judged)), stop_at=4)
+
+    def evaluate(head):
+        seen.append(weights(other))
+        return judge(head)
+
+    other.run(evaluate, stop_at=4)
     mean = {name: sum(kept[name] for kept in last) / len(last) for name in last[0]}
     for name, value in weights(alone).items():
-        assert torch.equal(value, weights(judged)[name])
+        assert torch.equal(value, weights(other)[name])
         torch.testing.assert_close(seen[-1][name], mean[name])
-    for trainer in (alone, judged):
+    for trainer in (alone, other):
         trainer.keep_best()
         for name, value in weights(trainer).items():
             torch.testing.assert_close(value, mean[name])
