@@ -19,6 +19,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# In an installed package, and in its source tree.
+SHIPPED = (
+    Path(__file__).resolve().parents[1] / "recipes",
+    Path(__file__).resolve().parents[3] / "recipes",
+)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -56,6 +62,14 @@ class DataRecipe:
 
 
 @dataclass(frozen=True)
+class AnswersRecipe:
+    """What is answered where no answers are given. prompts: built-in ones, of all tasks."""
+
+    prompts: int = _number(1, 1 << 20, 500)
+    max_tokens: int = _number(2, 768, 160)
+
+
+@dataclass(frozen=True)
 class TrainRecipe:
     """How to train; exactly one of `steps` and `minutes` is above zero."""
 
@@ -63,8 +77,12 @@ class TrainRecipe:
     minutes: float = _number(0.0, 1e5, 0.0)
     unroll: int = _number(1, 16, 3)
     step_decay: float = _number(0.1, 1.0, 0.8)
+    loss: str = _choice("ce", "kl", "tv", "lk", default="ce")
     batch_anchors: int = _number(16, 1 << 16, 1536)
+    optimizer: str = _choice("adamw", "muon", default="adamw")
     lr: float = _number(1e-7, 1.0, 1e-3)
+    muon_lr: float = _number(1e-7, 1.0, 1e-3)
+    average: float = _number(0.0, 1.0, 0.0)
     warmup: float = _number(0.0, 0.5, 0.02)
     schedule: str = _choice("cosine", "linear", default="cosine")
     weight_decay: float = _number(0.0, 1.0, 0.01)
@@ -90,6 +108,7 @@ class Recipe:
     """The whole file. digest: SHA-256 of its bytes."""
 
     head: HeadRecipe
+    answers: AnswersRecipe
     data: DataRecipe
     train: TrainRecipe
     measure: MeasureRecipe
@@ -156,7 +175,10 @@ def parse_recipe(text: str) -> Recipe:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TrainingError(f"The recipe is not TOML: {error}.") from error
-    known = {"head": HeadRecipe, "data": DataRecipe, "train": TrainRecipe, "measure": MeasureRecipe}
+    known = {
+        "head": HeadRecipe, "answers": AnswersRecipe, "data": DataRecipe, "train": TrainRecipe,
+        "measure": MeasureRecipe,
+    }  # fmt: skip
     for name in content:
         if name not in known:
             raise TrainingError(f"[{name}]: unknown table; known ones are {', '.join(known)}.")
@@ -165,6 +187,23 @@ def parse_recipe(text: str) -> Recipe:
     if (recipe.train.steps > 0) == (recipe.train.minutes > 0):
         raise TrainingError("[train]: give exactly one of `steps` and `minutes` above zero.")
     return recipe
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path, or the name of a recipe that comes with the package.
+
+    Raises:
+        TrainingError: there is neither; the known names are told.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = {path.stem: path for folder in SHIPPED for path in sorted(folder.glob("*.toml"))}
+    if name not in known:
+        raise TrainingError(
+            f"There is no recipe {name}: give the path of a TOML file, or one of "
+            f"{', '.join(known) or 'none that came with this installation'}."
+        )
+    return known[name]
 
 
 def load_recipe(path: Path) -> Recipe:
