@@ -4,7 +4,8 @@ A head layer reads the keys and values of one backbone layer, and that layer's o
 to use them: where it holds induction heads (Olsson et al., arXiv 2209.11895), they find what
 followed the same token before. So query, output and norm are the layer's own, and the projection in
 front is the ridge regression from what the head is given, the newest token's embedding and the
-state before it, to what enters that layer.
+state before it, to what enters that layer. A head without attention is fitted to what enters the
+backbone's last norm.
 
 What enters it is fitted at unit RMS, whatever it is in the backbone; the norm in front of the
 queries does not see the difference. What attention adds is divided by the same RMS, and where the
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from drafthead.backbone.handle import Backbone
+from drafthead.heads.config import read_layers
 from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
 from drafthead.training.host import TorchHost
@@ -37,9 +39,9 @@ class Samples:
     """What to fit on: anchors of answers spread over all.
 
     inputs_A2D: what the projection in front is given.  states_AD: what enters the first layer that
-    is read, at the position after the anchor, where the backbone reads the same token; of unit RMS.
-    scales: for each read layer, what its attention's output is multiplied by on average: one over
-    the RMS of what enters it, and over its own where the backbone norms it.
+    is read (or the last norm), at the position after the anchor, where the backbone reads the same
+    token; of unit RMS.  scales: for each read layer, what its attention's output is multiplied by
+    on average: one over the RMS of what enters it, and over its own where the backbone norms it.
     """
 
     inputs_A2D: Tensor
@@ -53,16 +55,19 @@ def start_from_backbone(
     answers: Sequence[Answer],
 ) -> None:  # fmt: skip
     """Give a new head the attention of the layers it reads, and fit the projection before it."""
-    host = TorchHost(backbone, max(kv_layers) + 1, maker.rows_VD.dtype)
-    found = samples(head, host, kv_layers, maker, answers)
+    read = read_layers(kv_layers)
+    host = TorchHost(backbone, max(read) + 1 if read else None, maker.rows_VD.dtype)
+    found = samples(head, host, read, maker, answers)
     head.pre_projection.weight.copy_(ridge(found.inputs_A2D, found.states_AD, RIDGE))
-    for layer, source, scale in zip(head.model.layers, kv_layers, found.scales, strict=True):
+    attending = [layer for layer in head.model.layers if layer.self_attn is not None]
+    for layer, source, scale in zip(attending, read, found.scales, strict=True):
         assert isinstance(layer, HeadLayer)
         _copy_attention(layer, host, f"blk.{source}.", scale)
 
 
 def _copy_attention(layer: HeadLayer, host: TorchHost, at: str, scale: float) -> None:
     attention, output = layer.self_attn, host.values(at + "attn_output.weight")
+    assert attention is not None and layer.input_layernorm is not None
     layer.input_layernorm.weight.copy_(host.values(at + "attn_norm.weight"))
     layer.pre_feedforward_layernorm.weight.copy_(host.values(at + "ffn_norm.weight"))
     attention.q_proj.weight.copy_(host.values(at + "attn_q.weight"))
@@ -88,7 +93,7 @@ def samples(
         at = batch.positions_A + 1
         host.run([*answers[index].prompt_tokens, *answers[index].answer])
         inputs.append(head.joined(batch.embeddings_KAD[0], batch.hidden_AD))
-        states.append(host.entering(kv_layers[0])[at])
+        states.append(host.entering(kv_layers[0] if kv_layers else host.layers)[at])
         for layer, found in zip(kv_layers, factors, strict=True):
             factor = 1 / rms(host.entering(layer)[at])
             if host.spec.post_norms:
