@@ -402,6 +402,7 @@ NB_MODULE(_native, m) {
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)
         .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a)
+        .def_prop_ro("positions", &MtpHead::positions)
         .def_prop_ro("nbytes", &MtpHead::bytes)
         .def_prop_ro("step_bytes", &MtpHead::step_bytes)
         .def(

@@ -62,6 +62,7 @@ public:
     const Backbone& backbone() const { return *backbone_; }
     Backbone& backbone() { return *backbone_; }
     const std::vector<int>& kv_layers() const { return shape_.kv_layers; }
+    int positions() const { return shape_.positions; }
     int taps() const { return shape_.taps; }
     size_t bytes() const;       // own weights and buffers but for the score scratch of attention
     size_t step_bytes() const;  // streamed by one step: own weights and the shared output rows

@@ -106,4 +106,6 @@ class MtpHead:
     def nbytes(self) -> int: ...  # own weights and scratch; independent of the context
     @property
     def step_bytes(self) -> int: ...  # bytes streamed by one draft step, shared rows included
+    @property
+    def positions(self) -> int: ...  # drafted by one pass; 1 for a recurrent head
     def attended_addresses(self, cache: KvCache) -> list[tuple[int, int]]: ...  # (key, value) data

@@ -44,6 +44,8 @@ def test_nothing_decoded_has_no_speed():
 class HeadOf:
     """Drafts as many tokens as it is sure of, one it doubts after them; counts its steps."""
 
+    positions = 1
+
     def __init__(self, sure):
         self.sure, self.steps = iter(sure), 0
 
@@ -63,6 +65,16 @@ def test_the_steps_of_doubted_tokens_are_counted_too():
     for room in rooms:
         drafter.propose(room)
     assert drafter.steps == head.steps == 1 + 2 + 4 + 4 + 4 + 2 + 1
+
+
+def test_a_pass_of_several_positions_is_paid_in_full():
+    head = HeadOf([0, 3, 1, 0])
+    head.positions = 3
+    drafter = CountingDrafter(head, max_draft_tokens=4, min_confidence=0.4)
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    for room in (5, 5, 5, 2):
+        drafter.propose(room)
+    assert drafter.steps == 3 + 3 + 3 + 2  # no more rows than there is room for
 
 
 def heldout(counts):

@@ -6,7 +6,7 @@ lives in the block `frozen_mtp`, which foreign loaders ignore.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafthead.errors import HeadError
@@ -16,8 +16,14 @@ HIDDEN_TAP = "post_final_norm"
 DRAFT_POSITION = "bonus"
 QUANTIZATION = "int8_block32"
 NO_ATTENTION = -1  # in kv_layers
+MAX_LAYERS = 64
 MAX_MARKOV_RANK, MARKOV_STEP, MAX_POSITIONS = 256, 32, 16
 GROUP = 16  # the draft vocabulary is made of whole, aligned groups of this many token ids
+
+
+def read_layers(kv_layers: Sequence[int]) -> tuple[int, ...]:
+    """Leave out the layers without attention."""
+    return tuple(layer for layer in kv_layers if layer != NO_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,12 @@ class HeadConfig:
     @property
     def read_layers(self) -> tuple[int, ...]:
         """Backbone layers whose K and V it reads, one for each of its layers with attention."""
-        return tuple(layer for layer in self.kv_layers if layer != NO_ATTENTION)
+        return read_layers(self.kv_layers)
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that one draft can hold; None for a recurrent head, which drafts any number."""
+        return self.positions if self.positions > 1 else None
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name and shape (N, K) of every matrix."""
@@ -196,7 +207,6 @@ class HeadConfig:
 
 
 MAX_SIZE = 1 << 22
-MAX_LAYERS = 64
 
 
 class _Fields:

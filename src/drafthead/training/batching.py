@@ -64,6 +64,7 @@ class BatchMaker:
         return Batch(
             hidden_AD=torch.from_numpy(hidden.astype(np.float32)),
             embeddings_KAD=torch.from_numpy(np.array(embeddings)).unflatten(0, inputs_KA.shape),
+            inputs_KA=torch.from_numpy(self._vocabulary.to_index(inputs_KA)),
             labels_KA=torch.from_numpy(self._vocabulary.to_index(labels_KA)),
             positions_A=torch.from_numpy(positions),
             sequences=self._sequences(indices, tables),

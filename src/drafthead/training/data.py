@@ -93,12 +93,14 @@ PROMPT_WEIGHT = 0.05  # a prompt token counts as this share of an answer token
 
 
 def select_vocabulary(
-    answers: Iterable[Answer], eos_ids: Iterable[int], vocab_size: int, size: int
-) -> DraftVocabulary:
-    """Keep the groups of 16 ids whose tokens the backbone says most often.
+    answers: Iterable[Answer], eos_ids: Iterable[int], vocab_size: int, size: int,
+    kind: str = "frequency",
+) -> DraftVocabulary:  # fmt: skip
+    """Keep the groups of 16 ids whose tokens the backbone says most often; or the first `size` ids.
 
     Prompt tokens count a little: answers copy from prompts. Groups that hold an end token always
     belong to it. Groups that were never seen fill up in ascending order, so that the size is exact.
+    The kind "prefix" is the first ids as they come: one run of output rows, read in place.
 
     Raises:
         TrainingError: the size is not a multiple of 16 within the vocabulary.
@@ -108,6 +110,8 @@ def select_vocabulary(
         raise TrainingError(
             f"draft_vocab must be a multiple of {GROUP} of at most {groups * GROUP}, found {size}."
         )
+    if kind == "prefix":
+        return DraftVocabulary(np.arange(size, dtype=np.int64), vocab_size)
     weights = np.zeros(vocab_size, dtype=np.float64)
     for answer in answers:
         np.add.at(weights, np.array(answer.answer, dtype=np.int64), 1.0)

@@ -55,7 +55,7 @@ def answer_prompts(
         return prompt_ids(session, row)
 
     settings = RegenSettings(max_tokens=recipe.answers.max_tokens, seed=recipe.train.seed)
-    kept = FeatureFiles(features, session.backbone, recipe.head.kv_layers)
+    kept = FeatureFiles(features, session.backbone, recipe.head.read_layers, recipe.head.taps)
     worker = Regenerator(
         session.backbone, encode, session.tokenizer.eos_ids, settings, features=kept
     )

@@ -122,6 +122,7 @@ class Regenerator:
         features: where the states, keys and values that the answers come from are kept too.
         """
         self.features = features
+        self._taps = features.taps if features is not None else ()
         self.backbone = backbone
         self.counts = RegenCounts()
         self._encode = encode
@@ -169,7 +170,7 @@ class Regenerator:
                 drawing |= slot.dice is not None and len(rows) >= slot.unread
                 self.counts.rows += len(rows)
         want: Want = "logits" if drawing else "tokens"
-        result = self.backbone.forward(segments, rows="last", want=want)
+        result = self.backbone.forward(segments, rows="last", want=want, taps=self._taps)
         logits_RV = [None] * len(slots) if result.logits is None else result.logits
         self.counts.passes += 1
         done = []

@@ -41,13 +41,14 @@ def replay(
     """Replay the answers of some batches, each as far as `max_tokens`, and pool the counts."""
     last = None if max_tokens is None else max_tokens - 1  # the prefill gives the first token
     stats = DecodeStats()
+    score_rows = head.score_rows(maker.rows_VD)
     for indices in batches:
         batch = maker(indices)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             states = head(batch)
         choices = [
-            torch.cat([(part @ maker.rows_VD.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
-            for rows in (state.to(maker.rows_VD.dtype) for state in states)
+            torch.cat([(part @ score_rows.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
+            for rows in (state.to(score_rows.dtype) for state in states)
         ]
         matches = (torch.stack(choices) == batch.labels_KA).numpy()
         for sequence in batch.sequences:

@@ -75,14 +75,18 @@ def passes_by_rows(stats: DecodeStats) -> list[int]:
 
 
 class CountingDrafter(MtpDrafter):
-    """Counts draft steps: a draft that ended early has paid for the token it was not sure of."""
+    """Counts draft steps: a draft that ended early has paid for the token it was not sure of.
+
+    One of several positions in one pass has paid for all.
+    """
 
     steps = 0
 
     def propose(self, max_tokens: int) -> Draft:
         """Draft as always."""
         draft = super().propose(max_tokens)
-        self.steps += min(len(draft.tokens) + 1, max_tokens, self.max_draft_tokens)
+        paid = self.head.positions if self.head.positions > 1 else len(draft.tokens) + 1
+        self.steps += min(paid, max_tokens, self.max_draft_tokens)
         return draft
 
 

@@ -235,7 +235,7 @@ class Trainer:
             states = self.head(batch)
         loss, _, correct = unrolled_loss(
             states, self._maker.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
-            self._maker.softcap, counted,
+            self._maker.softcap, counted, self.head.learned_rows,
         )  # fmt: skip
         return loss, correct
 

@@ -13,7 +13,8 @@ from the one to the other, fitted by ridge regression (the tuned lens: Belrose e
     gate, up              = the layer's own . (norm(lens . x) -> norm(x), by ridge regression)
     down                  = lens . the layer's own
 
-so that before any training the head's state is the lens's guess of the next hidden state. Norms of
+so that before any training the head's state is the lens's guess of the next hidden state. A layer
+without attention starts at random; a head of such layers alone needs no lens. Norms of
 a branch, which a head has not, go into its last matrix with their mean divisor; of a wider
 feed-forward part the neurons that move the state most are kept; GELU becomes SiLU by
 gelu(x) ~ silu(1.702 x) / 1.702 (Hendrycks and Gimpel, arXiv 1606.08415).
@@ -32,6 +33,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from drafthead.backbone.handle import Backbone
 from drafthead.gguf.model import ModelSpec
+from drafthead.heads.config import read_layers
 from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
 from drafthead.training.host import TorchHost
@@ -75,8 +77,9 @@ def start_from_backbone(
     answers: Sequence[Answer],
 ) -> None:  # fmt: skip
     """Give a new head the layers it reads, behind a lens on the backbone's final state."""
-    host = TorchHost(backbone, max(kv_layers) + 1, maker.rows_VD.dtype)
-    fit(head, kv_layers, backbone.spec, host.values, samples(head, host, kv_layers, maker, answers))
+    read = read_layers(kv_layers)
+    host = TorchHost(backbone, max(read, default=0) + 1, maker.rows_VD.dtype)
+    fit(head, read, backbone.spec, host.values, samples(head, host, read, maker, answers))
 
 
 def samples(
@@ -107,15 +110,19 @@ def fit(
     head: FrozenMtpHead, kv_layers: Sequence[int], spec: ModelSpec, values: Values, found: Samples
 ) -> None:
     """Set a head's weights from samples and the backbone's tensors, which `values` names."""
+    head.model.norm.weight.fill_(float(rms(found.states_AD.flatten())))
+    if not found.layers:
+        head.pre_projection.weight.copy_(ridge(found.inputs_AI, found.states_AD, RIDGE))
+        return
     first, last = found.layers[0], found.layers[-1]
     lens_DD = ridge(last.leaving, found.states_AD, RIDGE)
     head.pre_projection.weight.copy_(lens_DD @ ridge(found.inputs_AI, first.entering, RIDGE))
     seen_AD = head.pre_projection(found.inputs_AI)
-    for layer, source, inside in zip(head.model.layers, kv_layers, found.layers, strict=True):
+    attending = [layer for layer in head.model.layers if layer.self_attn is not None]
+    for layer, source, inside in zip(attending, kv_layers, found.layers, strict=True):
         assert isinstance(layer, HeadLayer)
         x_AD = seen_AD + (inside.entering - first.entering) @ lens_DD.T
         _Copy(layer, source, spec, values, lens_DD).fit(x_AD, inside)
-    head.model.norm.weight.fill_(float(rms(found.states_AD.flatten())))
 
 
 class _Copy:
@@ -137,6 +144,7 @@ class _Copy:
 
     def _attention(self, x_AD: Tensor, inside: Inside) -> Tensor:
         attention, values = self._layer.self_attn, self._values
+        assert attention is not None and self._layer.input_layernorm is not None
         true_AD = unit(inside.entering) * values("attn_norm")
         self._layer.input_layernorm.weight.fill_(1.0)
         attention.q_proj.weight.copy_(ridge(unit(x_AD), true_AD @ values("attn_q").T, RIDGE))
