@@ -86,13 +86,13 @@ def samples(
     for index in range(0, len(answers), stride):
         batch = maker([index])
         at = batch.positions_A + 1
-        host.run([*answers[index].prompt_tokens, *answers[index].answer])
+        inside = host.inside([*answers[index].prompt_tokens, *answers[index].answer])
         inputs.append(head.joined(batch.embeddings_KAD[0], batch.hidden_AD))
-        states.append(host.entering(kv_layers[0])[at])
+        states.append(inside.entering[kv_layers[0]][at])
         for layer, found in zip(kv_layers, factors, strict=True):
-            factor = 1 / rms(host.entering(layer)[at])
+            factor = 1 / rms(inside.entering[layer][at])
             if host.spec.post_norms:
-                factor = factor / rms(host.attended(layer)[at])
+                factor = factor / rms(inside.attended[layer][at])
             found.append(factor)
         if sum(map(len, states)) >= FIT_ANCHORS:
             break
