@@ -11,7 +11,7 @@ L stored layers.
     index.jsonl     one line an answer: its key, A and R; written after its data is on the disk
 
 `regen` fills them while it answers, at no further cost; `train` computes what is missing. The
-states are the engine's, rounded to f16.
+states are the engine's, rounded to f16, or those of another source, which the header then names.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from drafthead.training.answers import Answer, write_atomic
 from drafthead.training.data import anchor_count, common_prefix
 
 CHUNK_ROWS = 512
+SOURCE_ROWS = 4096  # of a batch that a source is given
 ANSWERS_PER_SYNC = 64
 HEADER, INDEX, HIDDEN, KV = "features.json", "index.jsonl", "hidden.f16", "kv.f16"
 
@@ -85,7 +86,18 @@ def gather_kv(cache: KvCache, layer: int, rows: int) -> NDArray[np.float16]:
         )
     keys_RGH = keys.transpose(1, 3, 0, 2).reshape(blocks * width, groups, size)[:rows]
     values_RGH = values.transpose(1, 0, 2)[:rows]
-    return np.stack([keys_RGH, values_RGH], axis=1)
+    return np.stack([keys_RGH, values_RGH], axis=1).astype(np.float16, copy=False)
+
+
+class Source(Protocol):
+    """What computes features in place of the engine."""
+
+    name: str
+
+    def show(
+        self, answers: Sequence[Answer], kv_layers: Sequence[int]
+    ) -> list[tuple[NDArray[np.float16], NDArray[np.float16]]]:
+        """States (A, D), K and V (R, L, 2, G, H) of each answer."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +113,13 @@ class _Place:
 class FeatureFiles:
     """The growing files of one backbone, one list of layers and one of taps.
 
-    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone
-    or other layers are begun anew.
+    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone,
+    other layers or another source are begun anew.
     """
 
     def __init__(
-        self, folder: Path, backbone: Backbone, kv_layers: Sequence[int], taps: Sequence[int] = ()
+        self, folder: Path, backbone: Backbone, kv_layers: Sequence[int], taps: Sequence[int] = (),
+        source: str | None = None,
     ) -> None:
         spec = backbone.spec
         self.folder = folder
@@ -114,6 +127,8 @@ class FeatureFiles:
             "format_version": 2, "fingerprint": backbone.fingerprint, "d_model": spec.d_model,
             "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim,
         }  # fmt: skip
+        if source is not None:
+            self._header["source"] = source
         self.layers, self.taps = self._stored(kv_layers, taps)
         self._header["kv_layers"] = list(self.layers)
         if self.taps:
@@ -163,13 +178,20 @@ class FeatureFiles:
 
     def append(self, answer: Answer, hidden_AD: NDArray[Any], cache: KvCache) -> None:
         """Keep the states of an answer's anchors, and K and V from the cache that answered it."""
-        key, rows = answer_key(answer), kept_rows(answer)
-        if not rows or key in self._places:
+        rows = kept_rows(answer)
+        if not rows or answer_key(answer) in self._places:
             return
         layers = [gather_kv(cache, layer, rows) for layer in self.layers]
         kv = np.stack(layers, axis=1) if layers else np.zeros((rows, *self._kv_shape), np.float16)
-        self._add(key, len(hidden_AD), rows)
-        self._pending.append((key, hidden_AD.astype(np.float16), kv))
+        self.keep(answer, hidden_AD.astype(np.float16), kv)
+
+    def keep(self, answer: Answer, hidden_AD: NDArray[np.float16], kv: NDArray[np.float16]) -> None:
+        """Keep the states of an answer, and K and V (R, L, 2, G, H) of the stored layers."""
+        key = answer_key(answer)
+        if key in self._places:
+            return
+        self._add(key, len(hidden_AD), len(kv))
+        self._pending.append((key, hidden_AD, kv))
         if len(self._pending) >= ANSWERS_PER_SYNC:
             self.flush()
 
@@ -239,15 +261,21 @@ class FeatureFiles:
 
 
 class FeatureStore:
-    """The features of a list of answers, by place in the list, for the layers a head reads."""
+    """The features of a list of answers, by place in the list, for the layers a head reads.
+
+    source: what computes them; None: the engine.
+    """
 
     def __init__(
         self, folder: Path, backbone: Backbone, answers: Sequence[Answer],
-        kv_layers: Sequence[int], taps: Sequence[int] = (),
+        kv_layers: Sequence[int], taps: Sequence[int] = (), source: Source | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
-        self._backbone, self._answers = backbone, list(answers)
-        self._files = FeatureFiles(folder, backbone, kv_layers, taps)
+        self._backbone, self._answers, self._source = backbone, list(answers), source
+        if source is not None and taps:
+            raise TrainingError("Taps are given by the engine alone: use --host engine.")
+        name = source.name if source else None
+        self._files = FeatureFiles(folder, backbone, kv_layers, taps, name)
         self._keys = [answer_key(answer) for answer in answers]
         self._chosen = [self._files.layers.index(layer) for layer in kv_layers]
         self._columns = self._columns_of(backbone.spec.d_model, tuple(taps))
@@ -271,14 +299,14 @@ class FeatureStore:
         """
         plan = self.plan
         self._check_room(plan)
-        capacity = max((kept_rows(answer) for answer in self._answers), default=0)
-        cache = self._backbone.new_cache(max(capacity, 1))
-        done, cached = 0, list[int]()
-        for key, answer in zip(self._keys, self._answers, strict=True):
-            if kept_rows(answer) and key not in self._files:
-                cached = self._compute(answer, cache, cached)
-                done += kept_rows(answer)
-                on_rows(done)
+        pairs = zip(self._keys, self._answers, strict=True)
+        missing = {k: a for k, a in pairs if kept_rows(a) and k not in self._files}
+        answers = list(missing.values())
+        compute = self._by_engine if self._source is None else self._by_source
+        done = 0
+        for rows in compute(answers):
+            done += rows
+            on_rows(done)
         self._maps = self._files.open()
 
     def _columns_of(self, width: int, taps: tuple[int, ...]) -> slice | NDArray[np.int64]:
@@ -288,6 +316,27 @@ class FeatureStore:
             return slice(None)
         parts = np.array([0, *(1 + stored.index(layer) for layer in taps)])
         return (width * parts[:, None] + np.arange(width)).reshape(-1)
+
+    def _by_engine(self, missing: Sequence[Answer]) -> Iterator[int]:
+        """Compute answers one after the other; yields the rows of each."""
+        capacity = max((kept_rows(answer) for answer in missing), default=0)
+        cache = self._backbone.new_cache(max(capacity, 1))
+        cached = list[int]()
+        for answer in missing:
+            cached = self._compute(answer, cache, cached)
+            yield kept_rows(answer)
+
+    def _by_source(self, missing: Sequence[Answer]) -> Iterator[int]:
+        """Compute answers of about one length together; yields the rows of each batch."""
+        assert self._source is not None
+        ordered = sorted(missing, key=kept_rows)
+        while ordered:
+            count = max(1, SOURCE_ROWS // kept_rows(ordered[-1]))
+            batch, ordered = ordered[-count:], ordered[:-count]
+            shown = self._source.show(batch, self._files.layers)
+            for answer, (hidden, kv) in zip(batch, shown, strict=True):
+                self._files.keep(answer, hidden, kv)
+            yield sum(map(kept_rows, batch))
 
     def _check_room(self, plan: FeaturePlan) -> None:
         folder = self._files.folder

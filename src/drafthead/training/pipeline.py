@@ -32,7 +32,7 @@ from drafthead.training.data import (
     split,
 )
 from drafthead.training.export import export
-from drafthead.training.features import FeatureStore
+from drafthead.training.features import FeatureStore, Source
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import Recipe
@@ -151,10 +151,12 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
     )
 
 
-def feature_store(recipe: Recipe, backbone: Backbone, inputs: Inputs, folder: Path) -> FeatureStore:
-    """The features of all answers, not computed yet."""
+def feature_store(
+    recipe: Recipe, backbone: Backbone, inputs: Inputs, folder: Path, source: Source | None = None
+) -> FeatureStore:
+    """The features of all answers, not computed yet; by the engine where no source is given."""
     head = recipe.head
-    return FeatureStore(folder, backbone, inputs.answers, head.read_layers, head.taps)
+    return FeatureStore(folder, backbone, inputs.answers, head.read_layers, head.taps, source)
 
 
 def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:

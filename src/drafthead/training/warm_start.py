@@ -47,7 +47,7 @@ Values = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
-class Inside:
+class ReadLayer:
     """A backbone layer at the positions after the anchors, (A, D) each.
 
     attended: what its output projection gave, before any norm of the branch.
@@ -68,7 +68,7 @@ class Samples:
 
     inputs_AI: Tensor
     states_AD: Tensor
-    layers: tuple[Inside, ...]
+    layers: tuple[ReadLayer, ...]
 
 
 @torch.no_grad()
@@ -93,15 +93,15 @@ def samples(
     for index in range(0, len(answers), stride):
         batch = maker([index])
         after = batch.positions_A[1:]  # of all anchors but the last: its next state is not kept
-        host.run([*answers[index].prompt_tokens, *answers[index].answer])
+        inside = host.inside([*answers[index].prompt_tokens, *answers[index].answer])
         inputs.append(head.joined(batch.embeddings_KAD[0], batch.hidden_AD)[:-1])
         states.append(batch.hidden_AD[1:, : host.spec.d_model])
         for layer, found in zip(kv_layers, insides, strict=True):
-            parts = (host.entering(layer), host.attended(layer), host.entering(layer + 1))
+            parts = (inside.entering[layer], inside.attended[layer], inside.entering[layer + 1])
             found.append(tuple(part[after] for part in parts))
         if sum(map(len, states)) >= FIT_ANCHORS:
             break
-    layers = tuple(Inside(*map(torch.cat, zip(*found, strict=True))) for found in insides)
+    layers = tuple(ReadLayer(*map(torch.cat, zip(*found, strict=True))) for found in insides)
     return Samples(torch.cat(inputs), torch.cat(states), layers)
 
 
@@ -137,12 +137,12 @@ class _Copy:
     def _values(self, name: str, kind: str = "weight") -> Tensor:
         return self._named(f"{self._at}{name}.{kind}")
 
-    def fit(self, x_AD: Tensor, inside: Inside) -> None:
+    def fit(self, x_AD: Tensor, inside: ReadLayer) -> None:
         """Attention, then feed-forward. x_AD: what the head has where the layer has `entering`."""
         branch_AD = self._attention(x_AD, inside)
         self._feed_forward(x_AD + branch_AD @ self._lens_DD.T, inside.entering + branch_AD)
 
-    def _attention(self, x_AD: Tensor, inside: Inside) -> Tensor:
+    def _attention(self, x_AD: Tensor, inside: ReadLayer) -> Tensor:
         attention, values = self._layer.self_attn, self._values
         assert attention is not None and self._layer.input_layernorm is not None
         true_AD = unit(inside.entering) * values("attn_norm")
