@@ -169,6 +169,11 @@ class FeatureFiles:
         """Bytes of one position's keys and values."""
         return 2 * int(np.prod(self._kv_shape))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept, pending ones too."""
+        return self._anchors * self.bytes_per_anchor + self._rows * self.bytes_per_row
+
     def __contains__(self, key: str) -> bool:
         return key in self._places
 
