@@ -37,6 +37,7 @@ class Backbone:
         tokens: NDArray[np.int32],  # (M,), the segments one after the other
         outputs: NDArray[np.int32],  # (R,), indices into the M rows
         level: int,  # 0 hidden only, 1 + argmax tokens, 2 + logits
+        taps: Sequence[int] = (),  # layers whose output follows each hidden state, scaled to RMS 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int32] | None, NDArray[np.float32] | None]: ...
     def embed(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
     def output_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
@@ -80,6 +81,8 @@ class Matrix:
     def nbytes(self) -> int: ...
 
 class MtpHead:
+    # spec: d_ff, attention_bias, qk_norm, markov_rank, taps (how many), positions. kv_layers: -1
+    # for a layer without attention.
     def __init__(
         self,
         backbone: Backbone,
@@ -95,7 +98,7 @@ class MtpHead:
         self,
         cache: KvCache,
         token: int,
-        hidden: NDArray[np.float32],
+        hidden: NDArray[np.float32],  # (D) of a pass, and its taps
         max_tokens: int,
         min_confidence: float,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...

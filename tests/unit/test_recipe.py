@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafthead.errors import TrainingError
-from drafthead.training.recipe import load_recipe, parse_recipe
+from drafthead.training.recipe import find_recipe, load_recipe, parse_recipe
 
 GOOD = """
 [head]
@@ -79,3 +79,13 @@ def test_a_missing_recipe_and_the_file_with_a_fault_are_named(tmp_path):
     (tmp_path / "bad.toml").write_text(GOOD + "zero = 1")
     with pytest.raises(TrainingError, match=r"bad\.toml.*zero"):
         load_recipe(tmp_path / "bad.toml")
+
+
+def test_a_recipe_is_found_by_its_path_or_by_its_name(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(GOOD)
+    assert find_recipe(str(path)) == path
+    for name in ("smollm2-quick", "smollm2-135m"):
+        assert load_recipe(find_recipe(name)).head.backbone == "smollm2-135m"
+    with pytest.raises(TrainingError, match=r"no recipe smollm3.*smollm2-quick"):
+        find_recipe("smollm3")

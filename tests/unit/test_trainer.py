@@ -26,6 +26,7 @@ from drafthead.training.modules import (
 from drafthead.training.recipe import TrainRecipe
 from drafthead.training.replay import replay, walk
 from drafthead.training.schedule import lr_share
+from drafthead.training.selection import Costs, Trial
 from drafthead.training.trainer import CHECKPOINT, Trainer
 from drafthead.types import DecodeStats
 
@@ -81,6 +82,17 @@ def make_trainer(material, folder, recipe=RECIPE):
     return Trainer(FrozenMtpHead(CONFIG), recipe, make_maker(material), counts, folder)
 
 
+def judged(material):
+    """An evaluation without a runtime: torch replays, a pass of M rows takes M + 9, a step 1."""
+    maker = make_maker(material)
+
+    def evaluate(head):
+        stats = replay(head, maker, [list(range(24))], autocast=False)
+        return Trial(stats, stats.drafted, Costs([10.0, 11.0, 12.0], 1.0))
+
+    return evaluate
+
+
 def weights(trainer):
     return {name: value.clone() for name, value in trainer.head.state_dict().items()}
 
@@ -111,7 +123,7 @@ def test_it_learns_a_backbone_that_can_be_learned(material, tmp_path):
     trainer = make_trainer(material, tmp_path, recipe)
     maker = make_maker(material)
     before = replay(trainer.head, maker, [list(range(24))], autocast=False)
-    trainer.run((maker, [list(range(24))]))
+    trainer.run(judged(material))
     after = replay(trainer.head, maker, [list(range(24))], autocast=False)
     assert tau(before) < 1.2
     assert tau(after) > 2.6
@@ -197,14 +209,28 @@ def test_a_checkpoint_of_another_head_or_a_pickle_is_refused(material, tmp_path)
         make_trainer(material, tmp_path).run()
 
 
-def test_the_best_weights_by_replay_are_kept(material, tmp_path):
-    trainer = make_trainer(material, tmp_path, dataclasses.replace(RECIPE, evaluate_every=1))
+def test_the_weights_that_decode_fastest_are_kept_not_those_with_the_most_accepted(
+    material, tmp_path
+):
+    """Evaluation 3 has the best tau and its drafts cost too much; evaluation 5 is the fastest."""
+    taus, steps = [1.0, 1.5, 3.0, 2.0, 2.5, 2.4], [10, 10, 500, 10, 10, 10]
+    tries = iter(zip(taus, steps, strict=True))
+
+    def evaluate(_head):
+        tau, draft_steps = next(tries)
+        return Trial(DecodeStats(passes=10, committed=int(10 * tau)), draft_steps, Costs([10.0], 1))
+
+    recipe = dataclasses.replace(RECIPE, steps=6, evaluate_every=1)
+    trainer = make_trainer(material, tmp_path, recipe)
     seen = []
-    heldout = (make_maker(material), [list(range(24))])
-    trainer.run(heldout, lambda report: seen.append((report.tau, weights(trainer))))
-    best = max(value for value, _ in seen)
-    trainer.keep_best()
-    expected = next(kept for value, kept in seen if value == best)
+    trainer.run(evaluate, lambda report: seen.append((report.tau, weights(trainer))))
+    assert [tau for tau, _ in seen] == taus
+    progress = checkpoint.load(tmp_path / CHECKPOINT)[1]
+    assert (progress["best_step"], progress["best_tau"]) == (5, 2.5)
+    kept = trainer.keep_best()
+    assert (kept["step"], kept["tau"]) == (5, 2.5)
+    assert kept["expected_tok_s"] == pytest.approx(1000 * 25 / (10 * 10 + 10))
+    expected = seen[4][1]
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in expected.items())
 
 
@@ -281,16 +307,22 @@ def test_a_gradient_that_is_not_finite_is_caught_behind_a_finite_loss(material, 
 
 def test_averaged_weights_are_evaluated_and_exported_and_the_others_trained_on(material, tmp_path):
     recipe = dataclasses.replace(RECIPE, average=1.0, evaluate_every=4, lr=1e-2)
-    alone, judged = (make_trainer(material, tmp_path / part, recipe) for part in "ab")
+    alone, other = (make_trainer(material, tmp_path / part, recipe) for part in "ab")
+    judge = judged(material)
     seen, last = [], []
     alone._optimizer.step = stepped(alone, last)
     alone.run(stop_at=4)
-    judged.run((make_maker(material), [[0, 1]]), lambda _: seen.append(weights(judged)), stop_at=4)
+
+    def evaluate(head):
+        seen.append(weights(other))
+        return judge(head)
+
+    other.run(evaluate, stop_at=4)
     mean = {name: sum(kept[name] for kept in last) / len(last) for name in last[0]}
     for name, value in weights(alone).items():
-        assert torch.equal(value, weights(judged)[name])
+        assert torch.equal(value, weights(other)[name])
         torch.testing.assert_close(seen[-1][name], mean[name])
-    for trainer in (alone, judged):
+    for trainer in (alone, other):
         trainer.keep_best()
         for name, value in weights(trainer).items():
             torch.testing.assert_close(value, mean[name])

@@ -13,24 +13,32 @@ from drafthead.errors import TrainingError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from drafthead.heads.package import HeadPackage
+    from drafthead.evaluation.prompts import PromptRow
     from drafthead.session import Session
+    from drafthead.training.answers import Answer
     from drafthead.training.features import FeatureStore
+    from drafthead.training.parallel import Workers
+    from drafthead.training.pipeline import Inputs
     from drafthead.training.recipe import Recipe
+    from drafthead.training.regen import RegenCounts
     from drafthead.training.trainer import Report
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser = subparsers.add_parser("train", help="train a head from a recipe")
-    parser.add_argument("recipe", type=Path, help="TOML file")
-    parser.add_argument("--answers", type=Path, required=True, help="folder made by regen")
-    parser.add_argument("--run", dest="run_folder", type=Path, required=True,
-                        help="folder of checkpoints; resumes")  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, help="folder of the head package")
-    parser.add_argument("--features", type=Path, default=None, help="default: RUN/features")
+    parser.add_argument("recipe", help="TOML file, or the name of a recipe in the package")
+    folders = (
+        ("--answers", "answers", "made by regen (default: RUN/answers, of built-in prompts)"),
+        ("--run", "run_folder", "of checkpoints; resumes (default: runs/RECIPE)"),
+        ("--out", "out", "of the head package (default: RUN/head)"),
+        ("--features", "features", "of what the backbone shows (default: RUN/features)"),
+    )
+    for flag, name, what in folders:
+        parser.add_argument(flag, dest=name, type=Path, default=argparse.SUPPRESS, metavar="FOLDER",
+                            help=f"folder {what}")  # fmt: skip
     parser.add_argument("--prompts", nargs="*", type=Path, default=[],
-                        help="prompts to measure the head on at the end")  # fmt: skip
+                        help="files to measure the head on at the end; else built in")  # fmt: skip
     parser.add_argument("--backbone", default=None, help="default: the recipe's")
     parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
@@ -58,78 +66,180 @@ def show(console: Console, report: Report) -> None:
         f"top-1 {_percent(report.accuracy)}  {report.anchors_per_s:.0f} anchors/s"
     )
     if report.tau is not None:
-        line += f"  held-out tau {report.tau:.3f}  accepted {_percent(report.accept_at)}"
+        line += (
+            f"  held-out tau {report.tau:.3f}  accepted {_percent(report.accept_at)}  expected "
+            f"{report.tok_s:.0f} tok/s, {report.speedup:.2f} x plain"
+        )
+        line += "  best" if report.progress.best_step == report.progress.step else ""
     if report.progress.skipped:
         line += f"  skipped {report.progress.skipped}"
-    console.print(line, highlight=False)
+    console.print(line, soft_wrap=True)
 
 
-def _build_features(features: FeatureStore, console: Console) -> None:
+class Command:
+    """One call of `drafthead train`, in one of its processes."""
+
+    def __init__(self, args: argparse.Namespace, workers: Workers) -> None:
+        from drafthead.backbone.handle import default_threads
+        from drafthead.session import load
+        from drafthead.training.parallel import processes_here
+        from drafthead.training.recipe import find_recipe, load_recipe
+
+        self.args, self.workers = args, workers
+        self.console = output.console()
+        self.console.quiet = not workers.first
+        path = find_recipe(args.recipe)
+        self.recipe: Recipe = load_recipe(path)
+        self.folder: Path = getattr(args, "run_folder", Path("runs") / path.stem)
+        self.answers: Path = getattr(args, "answers", self.folder / "answers")
+        self.features: Path = getattr(args, "features", self.folder / "features")
+        self.out: Path = getattr(args, "out", self.folder / "head")
+        self.name: str = args.backbone or self.recipe.head.backbone
+        threads = args.threads or max(1, default_threads() // processes_here())
+        self.session: Session = load(self.name, head="none", drafter="none", threads=threads)
+
+    def run(self) -> dict[str, object]:
+        """All of it, or the plan; the object of `--json`."""
+        args = self.args
+        if not hasattr(args, "answers") and not self._answer():
+            return {"prompts": self.recipe.answers.prompts}
+        from drafthead.training import pipeline
+
+        backbone = self.session.backbone
+        eos_ids = self.session.tokenizer.eos_ids
+        inputs = pipeline.read_inputs(self.recipe, self.answers, backbone, eos_ids)
+        features = pipeline.feature_store(self.recipe, backbone, inputs, self.features)
+        result = self._plan(inputs, features)
+        features.plan.check(int(args.max_disk * 1e9))
+        if not args.plan:
+            features = self._build(features, inputs)
+            result |= self._train(inputs, features)
+        return result
+
+    def _answer(self) -> bool:
+        """Let the backbone answer the built-in prompts first; False where only a plan is wanted."""
+        from drafthead.training.own_answers import answer_prompts, built_in_prompts, complete
+
+        recipe = self.recipe
+        new = not complete(self.answers)
+        prompts = built_in_prompts(recipe.answers.prompts, recipe.train.seed)
+        if new:
+            self.console.print(f"{self.name} answers {len(prompts)} built-in prompts first")
+        if new and self.args.plan:
+            return False
+        if new and self.workers.first:
+            with output.progress(*_columns()) as progress:
+                bar = progress.add_task("answers", total=len(prompts))
+
+                def on_answer(_answer: Answer, counts: RegenCounts) -> None:
+                    done = counts.resumed + counts.answers + counts.skipped
+                    progress.update(bar, completed=done)
+
+                answer_prompts(
+                    self.session, recipe, prompts, self.answers, self.features, on_answer
+                )
+        self.workers.wait()
+        return True
+
+    def _plan(self, inputs: Inputs, features: FeatureStore) -> dict[str, object]:
+        plan = features.plan
+        coverage = inputs.vocabulary.coverage(inputs.heldout or inputs.train)
+        self.console.print(
+            f"{len(inputs.train)} answers to train on, {len(inputs.heldout)} held out, "
+            f"{plan.anchors} anchors, features {plan.nbytes / 1e9:.2f} GB, draft vocabulary "
+            f"{len(inputs.vocabulary)} covers {coverage:.1%} of held-out tokens",
+            soft_wrap=True,
+        )
+        return {
+            "answers": len(inputs.train), "heldout": len(inputs.heldout), "anchors": plan.anchors,
+            "feature_bytes": plan.nbytes, "coverage": coverage,
+        }  # fmt: skip
+
+    def _build(self, features: FeatureStore, inputs: Inputs) -> FeatureStore:
+        """Compute what is missing in the first process; the others read what it wrote."""
+        from drafthead.training import pipeline
+
+        if self.workers.first:
+            with output.progress(*_columns()) as progress:
+                bar = progress.add_task("features", total=features.plan.missing_rows)
+                features.build(lambda rows: progress.update(bar, completed=rows))
+        self.workers.wait()
+        if not self.workers.first:
+            backbone = self.session.backbone
+            features = pipeline.feature_store(self.recipe, backbone, inputs, self.features)
+            features.build()
+        return features
+
+    def _train(self, inputs: Inputs, features: FeatureStore) -> dict[str, object]:
+        from drafthead.training import pipeline
+        from drafthead.training.evaluate import measure
+
+        outcome = pipeline.train(
+            self.recipe, self.session, inputs, features, self.folder, self.out,
+            lambda report: show(self.console, report), self.workers,
+        )  # fmt: skip
+        if outcome is None:
+            return {}
+        for name, found in (outcome.acceptance or {}).items():
+            self.console.print(
+                f"held-out answers, drafts of full length, {name}: tau {found['tau']:.3f}, "
+                f"accepted {_percent(found['accept_at'])}"
+            )
+        rows = self._prompts(inputs)
+        arms = measure(self.session, outcome.package, rows, self.recipe.measure)
+        return {
+            "head": str(self.out), "training": dict(outcome.package.config.training),
+            "acceptance": outcome.acceptance, "arms": arms,
+        }  # fmt: skip
+
+    def _prompts(self, inputs: Inputs) -> list[PromptRow]:
+        """What the head is measured on: the named files, or built-in prompts never answered."""
+        from drafthead.evaluation.prompts import read_prompts
+        from drafthead.training.own_answers import unseen_prompts
+        from drafthead.training.prompts import choose
+
+        per_task, seed = self.recipe.measure.per_task, self.recipe.train.seed
+        if not self.args.prompts:
+            return unseen_prompts(self.session, per_task, seed + 1, inputs.answers)
+        everything = (row for path in self.args.prompts for row in read_prompts(path))
+        return choose(everything, [], per_task, seed)[0]
+
+
+def _columns() -> tuple[Any, ...]:
     from rich.progress import Progress, TimeRemainingColumn
 
-    with Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(),
-                  console=console) as progress:  # fmt: skip
-        bar = progress.add_task("features", total=features.plan.rows)
-        features.build(lambda rows: progress.update(bar, completed=rows))
+    return (*Progress.get_default_columns()[:3], TimeRemainingColumn())
 
 
-def _measure(
-    session: Session, recipe: Recipe, package: HeadPackage, paths: list[Path]
-) -> list[dict[str, object]]:
-    from drafthead.evaluation.prompts import read_prompts
-    from drafthead.training.evaluate import measure
-    from drafthead.training.prompts import choose
+def report(command: Command, result: dict[str, Any]) -> None:
+    """For people: the table of both arms, and how to use the head."""
+    from drafthead.evaluation.report import COLUMNS, arm_rows
 
-    everything = (row for path in paths for row in read_prompts(path))
-    rows, _ = choose(everything, [], recipe.measure.per_task, recipe.train.seed)
-    return measure(session, package, rows, recipe.measure)
+    if "arms" in result:
+        print(output.aligned([title for _, title in COLUMNS], arm_rows(result["arms"]), left=2))
+        print(
+            f"\nUse it: drafthead generate --backbone {command.name} --head {command.out} "
+            '"your prompt"'
+        )
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, export and measure a head."""
     try:
-        from drafthead.training import pipeline
+        from drafthead.training.parallel import joined
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise TrainingError(
             "Training needs torch, which is not installed: `pip install 'drafthead[train]'`."
         ) from error
-    from drafthead.evaluation.report import markdown_table
-    from drafthead.session import load
-    from drafthead.training.recipe import load_recipe
-
-    console = output.console()
-    recipe = load_recipe(args.recipe)
-    name = args.backbone or recipe.head.backbone
-    session = load(name, head="none", drafter="none", threads=args.threads)
-    backbone = session.backbone
-    inputs = pipeline.read_inputs(recipe, args.answers, backbone, session.tokenizer.eos_ids)
-    folder = args.features or args.run_folder / "features"
-    features = pipeline.feature_store(recipe, backbone, inputs, folder)
-    plan = features.plan
-    coverage = inputs.vocabulary.coverage(inputs.heldout or inputs.train)
-    result: dict[str, object] = {
-        "answers": len(inputs.train), "heldout": len(inputs.heldout), "anchors": plan.anchors,
-        "feature_bytes": plan.nbytes, "coverage": coverage,
-    }  # fmt: skip
-    console.print(
-        f"{len(inputs.train)} answers to train on, {len(inputs.heldout)} held out, {plan.anchors} "
-        f"anchors, features {plan.nbytes / 1e9:.2f} GB, draft vocabulary {len(inputs.vocabulary)} "
-        f"covers {coverage:.1%} of held-out tokens",
-        highlight=False,
-    )
-    plan.check(int(args.max_disk * 1e9))
-    if not args.plan:
-        _build_features(features, console)
-        package = pipeline.train(
-            recipe, backbone, inputs, features, args.run_folder, args.out,
-            lambda report: show(console, report),
-        )  # fmt: skip
-        result |= {"head": str(args.out), "training": dict(package.config.training)}
-        if args.prompts:
-            result["arms"] = arms = _measure(session, recipe, package, args.prompts)
-            console.print(markdown_table(arms))
-    if args.json:
-        output.print_json(result)
+    with joined() as workers:
+        command = Command(args, workers)
+        result = command.run()
+        if not workers.first:
+            return 0
+        if args.json:
+            output.print_json(result)
+        else:
+            report(command, result)
     return 0

@@ -1,15 +1,17 @@
 """One training from end to end: answers, features, training, export.
 
 A run folder holds everything of one training: `run.json` (which recipe and data), `features/`,
-`checkpoint.safetensors`, `best.safetensors`. Calling it again resumes it.
+`costs.json`, `checkpoint.safetensors`, `best.safetensors`, `curves.jsonl` and `curves.svg`. Calling
+it again resumes it. Every process of a training runs all of it; the first one alone writes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +21,12 @@ from drafthead.errors import TrainingError
 from drafthead.gguf.spec import ModelSpec
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.heads.package import BLOCK, HeadPackage
+from drafthead.session import Session
 from drafthead.training.answers import Answer, AnswerStore, write_atomic
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import (
     DraftVocabulary,
     anchor_count,
-    batches,
     data_digest,
     select_vocabulary,
     split,
@@ -32,8 +34,11 @@ from drafthead.training.data import (
 from drafthead.training.export import export
 from drafthead.training.features import FeatureStore
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import Recipe
-from drafthead.training.trainer import CHECKPOINT, Report, Trainer
+from drafthead.training.replay import replay
+from drafthead.training.selection import Judge, acceptance, numpy_weights, trial_answers
+from drafthead.training.trainer import CHECKPOINT, Progress, Report, Trainer
 from drafthead.training.warm_start import start_from_backbone
 
 RUN = "run.json"
@@ -162,41 +167,83 @@ def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:
     write_atomic(path, json.dumps(wanted, indent=2) + "\n")
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The exported head, and what it accepts of the held-out answers that choose the weights.
+
+    acceptance: drafts of full length, "f32" replayed in torch before quantisation, "int8" decoded
+    in the runtime after it; None where no answer is held out.
+    """
+
+    package: HeadPackage
+    acceptance: dict[str, dict[str, Any]] | None
+
+
+class _Makers:
+    """Batches of the answers, by place in `inputs.answers`, for a number of draft steps."""
+
+    def __init__(self, session: Session, inputs: Inputs, features: FeatureStore) -> None:
+        self._backbone, self._inputs, self._features = session.backbone, inputs, features
+
+    def __call__(self, steps: int, dtype: torch.dtype) -> BatchMaker:
+        inputs, backbone = self._inputs, self._backbone
+        return BatchMaker(
+            backbone.native, self._features, inputs.answers, inputs.vocabulary, steps, dtype,
+            backbone.spec.final_softcap,
+        )  # fmt: skip
+
+
 def train(
     recipe: Recipe,
-    backbone: Backbone,
+    session: Session,
     inputs: Inputs,
     features: FeatureStore,
     run: Path,
     out: Path,
     on_report: Callable[[Report], None] = lambda _report: None,
-) -> HeadPackage:
-    """Train a head to the end of its recipe and export it."""
+    workers: Workers = ALONE,
+) -> Outcome | None:
+    """Train a head to the end of its recipe and export it; None in all processes but the first."""
+    backbone = session.backbone
     config = head_config(recipe, backbone, inputs)
-    check_run(run, recipe, inputs)
+    if workers.first:
+        check_run(run, recipe, inputs)
     torch.manual_seed(recipe.train.seed)
     torch.set_num_threads(backbone.threads)
     head = FrozenMtpHead(config)
-
-    def maker(steps: int) -> BatchMaker:
-        dtype = DTYPES[recipe.train.precision]
-        answers, words = inputs.answers, inputs.vocabulary
-        softcap = backbone.spec.final_softcap
-        return BatchMaker(backbone.native, features, answers, words, steps, dtype, softcap)
-
+    makers = _Makers(session, inputs, features)
+    maker = makers(recipe.train.unroll, DTYPES[recipe.train.precision])
+    new = workers.first and not (run / CHECKPOINT).is_file()
+    if new and recipe.train.start == "backbone":
+        start_from_backbone(head, config.kv_layers, backbone, maker, inputs.train)
+    judged = trial_answers(inputs.heldout, recipe.measure)
+    judge = None
+    if judged:
+        answers = [inputs.heldout[place] for place in judged]
+        ids = inputs.vocabulary.token_ids
+        judge = Judge(session, config, ids, answers, recipe.measure, run)
     counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
-    held = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.heldout]
-    packed = batches(held, recipe.train.batch_anchors, seed=0, epoch=0)
-    held_batches = [[len(counts) + index for index in batch] for batch in packed]
-    heldout = (maker(recipe.measure.max_draft), held_batches) if held_batches else None
-    batch_maker = maker(recipe.train.unroll)
-    if recipe.train.start == "backbone" and not (run / CHECKPOINT).is_file():
-        start_from_backbone(head, config.kv_layers, backbone, batch_maker, inputs.train)
-    trainer = Trainer(head, recipe.train, batch_maker, counts, run)
-    progress = trainer.run(heldout, on_report)
-    trainer.keep_best()
-    done = {"steps": progress.step, "minutes": round(progress.seconds / 60, 1),
-            "anchors": progress.anchors}  # fmt: skip
-    config = HeadConfig(**{**vars(config), "training": {**config.training, **done}})
-    weights = {name: tensor.numpy() for name, tensor in head.state_dict().items()}
-    return export(out, config, weights, inputs.vocabulary.token_ids)
+    trainer = Trainer(head, recipe.train, maker, counts, run, workers)
+    progress = trainer.run(judge, on_report)
+    if not workers.first:
+        return None
+    kept = trainer.keep_best()
+    config = replace(config, training={**config.training, **record(progress, kept, workers)})
+    weights = numpy_weights(head)
+    package = export(out, config, weights, inputs.vocabulary.token_ids)
+    if judge is None:
+        return Outcome(package, None)
+    exact = makers(recipe.measure.max_draft, torch.float32)
+    places = [[len(inputs.train) + place] for place in judged]
+    before = replay(head, exact, places, False, recipe.measure.max_tokens)
+    after = judge(head, min_confidence=0.0).stats
+    return Outcome(package, {"f32": acceptance(before), "int8": acceptance(after)})
+
+
+def record(progress: Progress, kept: Mapping[str, Any], workers: Workers) -> dict[str, object]:
+    """What the package tells of its training. kept: the evaluation whose weights they are."""
+    done: dict[str, object] = {
+        "steps": progress.step, "minutes": round(progress.seconds / 60, 1),
+        "anchors": progress.anchors, "processes": workers.size,
+    }  # fmt: skip
+    return {**done, "kept": dict(kept)} if kept else done

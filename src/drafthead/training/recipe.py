@@ -19,6 +19,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# In an installed package, and in its source tree.
+SHIPPED = (
+    Path(__file__).resolve().parents[1] / "recipes",
+    Path(__file__).resolve().parents[3] / "recipes",
+)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -53,6 +59,14 @@ class DataRecipe:
 
     heldout: float = _number(0.0, 0.5, 0.02)
     max_answers: int = _number(0, 1 << 30, 0)  # 0: all
+
+
+@dataclass(frozen=True)
+class AnswersRecipe:
+    """What is answered where no answers are given. prompts: built-in ones, of all tasks."""
+
+    prompts: int = _number(1, 1 << 20, 500)
+    max_tokens: int = _number(2, 768, 160)
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,7 @@ class Recipe:
     """The whole file. digest: SHA-256 of its bytes."""
 
     head: HeadRecipe
+    answers: AnswersRecipe
     data: DataRecipe
     train: TrainRecipe
     measure: MeasureRecipe
@@ -160,7 +175,10 @@ def parse_recipe(text: str) -> Recipe:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise TrainingError(f"The recipe is not TOML: {error}.") from error
-    known = {"head": HeadRecipe, "data": DataRecipe, "train": TrainRecipe, "measure": MeasureRecipe}
+    known = {
+        "head": HeadRecipe, "answers": AnswersRecipe, "data": DataRecipe, "train": TrainRecipe,
+        "measure": MeasureRecipe,
+    }  # fmt: skip
     for name in content:
         if name not in known:
             raise TrainingError(f"[{name}]: unknown table; known ones are {', '.join(known)}.")
@@ -169,6 +187,23 @@ def parse_recipe(text: str) -> Recipe:
     if (recipe.train.steps > 0) == (recipe.train.minutes > 0):
         raise TrainingError("[train]: give exactly one of `steps` and `minutes` above zero.")
     return recipe
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path, or the name of a recipe that comes with the package.
+
+    Raises:
+        TrainingError: there is neither; the known names are told.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = {path.stem: path for folder in SHIPPED for path in sorted(folder.glob("*.toml"))}
+    if name not in known:
+        raise TrainingError(
+            f"There is no recipe {name}: give the path of a TOML file, or one of "
+            f"{', '.join(known) or 'none that came with this installation'}."
+        )
+    return known[name]
 
 
 def load_recipe(path: Path) -> Recipe:

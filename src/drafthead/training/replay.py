@@ -35,9 +35,11 @@ def walk(matches_KA: NDArray[bool], stats: DecodeStats) -> None:  # type: ignore
 
 @torch.no_grad()
 def replay(
-    head: FrozenMtpHead, maker: BatchMaker, batches: Sequence[Sequence[int]], autocast: bool
-) -> DecodeStats:
-    """Replay the answers of some batches and pool the counts."""
+    head: FrozenMtpHead, maker: BatchMaker, batches: Sequence[Sequence[int]], autocast: bool,
+    max_tokens: int | None = None,
+) -> DecodeStats:  # fmt: skip
+    """Replay the answers of some batches, each as far as `max_tokens`, and pool the counts."""
+    last = None if max_tokens is None else max_tokens - 1  # the prefill gives the first token
     stats = DecodeStats()
     for indices in batches:
         batch = maker(indices)
@@ -49,5 +51,5 @@ def replay(
         ]
         matches = (torch.stack(choices) == batch.labels_KA).numpy()
         for sequence in batch.sequences:
-            walk(matches[:, sequence.anchors], stats)
+            walk(matches[:, sequence.anchors][:, :last], stats)
     return stats

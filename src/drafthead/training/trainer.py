@@ -1,31 +1,36 @@
-"""The training loop: batches by seed and step, AdamW, checkpoints, replay on held-out answers.
+"""The training loop: batches by seed and step, AdamW, checkpoints, the fastest weights kept.
 
 With `steps` in the recipe a training that was stopped and resumed gives the same bits as one that
-was not. With `minutes` the learning rate follows the seconds spent, so it is only close.
+was not. With `minutes` the learning rate follows the seconds spent, so it is only close. Several
+processes (parallel.py) share each batch; the first one evaluates, writes and reports.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from drafthead.decoding.stats import accept_at, tau
 from drafthead.errors import TrainingError
+from drafthead.evaluation.metrics import rounded
 from drafthead.training import checkpoint
 from drafthead.training.batching import BatchMaker
+from drafthead.training.curves import Curves
 from drafthead.training.data import batches
 from drafthead.training.losses import unrolled_loss
-from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.modules import Batch, FrozenMtpHead
 from drafthead.training.optimizer import HeadOptimizer
+from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import TrainRecipe
-from drafthead.training.replay import replay
 from drafthead.training.schedule import lr_share
+from drafthead.training.selection import Trial
 
 CHECKPOINT, BEST = "checkpoint.safetensors", "best.safetensors"
 MAX_BAD_IN_ROW = 3
@@ -37,7 +42,7 @@ class Progress:
     """Where a training stands. Counts are of the whole training, resumed parts included.
 
     skipped: steps without an update for a loss or gradient that was not finite.  empty: steps
-    without any label that counts.  best_tau: highest replayed tokens a pass so far.
+    without any label that counts.  best_*: of the evaluation with the most tokens a second so far.
     """
 
     step: int = 0
@@ -46,14 +51,17 @@ class Progress:
     skipped: int = 0
     empty: int = 0
     bad_in_row: int = 0
+    best_step: int = 0
     best_tau: float = 0.0
+    best_tok_s: float = 0.0
 
 
 @dataclass
 class Report:
     """What is shown while training. accuracy: teacher-forced, per draft step, since the last one.
 
-    tau and accept_at are of the held-out replay and None between evaluations.
+    tau, accept_at, tok_s and speedup are of the held-out prompts decoded in the runtime, and None
+    between evaluations.
     """
 
     progress: Progress
@@ -63,6 +71,11 @@ class Report:
     anchors_per_s: float
     tau: float | None = None
     accept_at: list[float | None] = field(default_factory=list)
+    tok_s: float | None = None
+    speedup: float | None = None
+
+
+Evaluate = Callable[[FrozenMtpHead], Trial]
 
 
 class _Window:
@@ -77,6 +90,14 @@ class _Window:
         return [correct / counted if counted else None for correct, counted in pairs]
 
 
+def report_row(report: Report) -> dict[str, Any]:
+    """What the curves keep of a report; numbers that do not depend on the clock."""
+    return {
+        "step": report.progress.step, "loss": report.loss, "accuracy": report.accuracy,
+        "tau": report.tau, "accept_at": report.accept_at, "speedup": report.speedup,
+    }  # fmt: skip
+
+
 class Trainer:
     """Trains one head in one run folder."""
 
@@ -87,8 +108,10 @@ class Trainer:
         maker: BatchMaker,
         anchor_counts: Sequence[int],
         folder: Path,
+        workers: Workers = ALONE,
     ) -> None:
         self.head = head
+        self._workers = workers
         self.progress = Progress()
         self._recipe, self._maker, self._folder = recipe, maker, folder
         self._counts = list(anchor_counts)
@@ -105,17 +128,29 @@ class Trainer:
 
     def run(
         self,
-        heldout: tuple[BatchMaker, Sequence[Sequence[int]]] | None = None,
+        evaluate: Evaluate | None = None,
         on_report: Callable[[Report], None] = lambda _report: None,
         stop_at: int | None = None,
     ) -> Progress:
         """Train to the end of the recipe, or to step `stop_at`; resumes from the folder.
+
+        Args:
+            evaluate: decodes held-out prompts with the head; the fastest weights are kept.
+            on_report: told how it goes, in the first process alone.
+            stop_at: stop early, as if interrupted.
 
         Raises:
             TrainingError: three steps in a row were not finite, or the checkpoint is of another
                 head.
         """
         self._resume()
+        if self._workers.from_first(self.progress.step) != self.progress.step:
+            raise TrainingError(
+                f"Process {self._workers.rank} does not find the checkpoint of the first one in "
+                f"{self._folder}; all of them need the same run folder."
+            )
+        self._workers.copy_first(self.head.parameters())
+        curves = Curves(self._folder, self.progress.step)
         recipe = self._recipe
         window = _Window(recipe.unroll)
         for indices in self._batches():
@@ -124,24 +159,30 @@ class Trainer:
             self._timed_step(indices, window)
             due = self.progress.step % recipe.evaluate_every == 0 or self.share >= 1.0
             if due or self.progress.step % REPORT_EVERY == 0:
-                with self._optimizer.averaged():
-                    on_report(self._report(window, heldout if due else None))
+                if self._workers.first:
+                    with self._optimizer.averaged():
+                        report = self._report(window, evaluate if due else None)
+                    curves.add(report_row(report), draw=due)
+                    on_report(report)
                 window = _Window(recipe.unroll)
             if self.progress.step % recipe.checkpoint_every == 0:
                 self._save()
         self._save()
+        self._workers.wait()
         return self.progress
 
-    def keep_best(self) -> None:
-        """Load the weights of the evaluation with the most replayed tokens a pass, if any.
+    def keep_best(self) -> Mapping[str, Any]:
+        """Load the weights of the fastest evaluation and tell about it; empty without any.
 
         Without one, the averaged weights where the recipe asks for averages.
         """
         path = self._folder / BEST
-        if path.is_file():
-            self.head.load_state_dict(checkpoint.load(path)[0])
-        else:
+        if not path.is_file():
             self._optimizer.use_average()
+            return {}
+        weights, state = checkpoint.load(path)
+        self.head.load_state_dict(weights)
+        return state
 
     def _batches(self) -> Iterator[list[int]]:
         """Batches from the current step on, epoch after epoch."""
@@ -156,7 +197,7 @@ class Trainer:
         start = time.perf_counter()
         anchors = sum(self._counts[index] for index in indices)
         self._step(indices, window)
-        elapsed = time.perf_counter() - start
+        elapsed = self._workers.from_first(time.perf_counter() - start)
         self.progress.step += 1
         self.progress.seconds += elapsed
         self.progress.anchors += anchors
@@ -169,31 +210,47 @@ class Trainer:
         share = lr_share(self._schedule_place(), recipe.warmup, recipe.schedule)
         self._optimizer.set_rate(share)
         self._optimizer.zero_grad()
-        batch = self._maker(indices)
-        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
-            states = self.head(batch)
-        loss, counted, correct = unrolled_loss(
-            states, self._maker.rows_VD, batch, recipe.step_decay, recipe.loss, self._maker.softcap
-        )
+        mine = self._workers.share(indices, self._counts)
+        batch = self._maker(mine) if mine else None
+        labels = [0.0] * recipe.unroll
+        if batch is not None:
+            labels = (batch.labels_KA >= 0).sum(1).tolist()
+        counted = self._workers.sum(labels)
         if not sum(counted):
             self.progress.empty += 1
             return
-        if self._update(loss, indices):
-            window.loss += loss.item()
+        loss, correct = torch.zeros(()), [0] * recipe.unroll
+        if batch is not None:
+            loss, correct = self._loss(batch, counted)
+        value, *hits = self._workers.sum([loss.item(), *correct])
+        if self._update(loss, value, indices):
+            window.loss += value
             for step in range(recipe.unroll):
-                window.counted[step] += counted[step]
-                window.correct[step] += correct[step]
+                window.counted[step] += int(counted[step])
+                window.correct[step] += int(hits[step])
+
+    def _loss(self, batch: Batch, counted: Sequence[float]) -> tuple[Tensor, list[int]]:
+        """This process's part of the mean over all labels, and how often the head was right."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.precision == "bf16"):
+            states = self.head(batch)
+        loss, _, correct = unrolled_loss(
+            states, self._maker.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
+            self._maker.softcap, counted,
+        )  # fmt: skip
+        return loss, correct
 
     def _schedule_place(self) -> float:
         """Progress in the middle of the coming step, so that neither end wastes one at rate 0."""
         half = 0.5 / self._recipe.steps if self._recipe.steps else 0.0
         return min(1.0, self.share + half)
 
-    def _update(self, loss: Tensor, indices: list[int]) -> bool:
-        """Apply one step; False where the loss or its gradient is not finite."""
-        finite = math.isfinite(loss.item())
+    def _update(self, loss: Tensor, value: float, indices: list[int]) -> bool:
+        """Apply one step; False where the loss of all processes or its gradient is not finite."""
+        finite = math.isfinite(value)
         if finite:
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
+            self._workers.sum_gradients(self.head.parameters())
             norm = nn.utils.clip_grad_norm_(self.head.parameters(), self._recipe.grad_clip)
             finite = bool(torch.isfinite(norm))
         if finite:
@@ -209,24 +266,34 @@ class Trainer:
             )
         return False
 
-    def _report(
-        self, window: _Window, heldout: tuple[BatchMaker, Sequence[Sequence[int]]] | None
-    ) -> Report:
+    def _report(self, window: _Window, evaluate: Evaluate | None) -> Report:
         report = Report(
             self.progress, self.share, window.loss / max(window.steps, 1), window.accuracy(),
             window.anchors / max(window.seconds, 1e-9),
         )  # fmt: skip
-        if heldout is None:
+        if evaluate is None:
             return report
-        stats = replay(self.head, *heldout, autocast=self._recipe.precision == "bf16")
-        report.tau, report.accept_at = tau(stats), accept_at(stats)
-        if report.tau is not None and report.tau > self.progress.best_tau:
-            self.progress.best_tau = report.tau
-            state = {"step": self.progress.step, "tau": report.tau}
-            checkpoint.save(self._folder / BEST, self.head.state_dict(), state)
+        trial = evaluate(self.head)
+        report.tau, report.accept_at = tau(trial.stats), accept_at(trial.stats)
+        report.tok_s, report.speedup = trial.tok_s, trial.speedup
+        if trial.tok_s > self.progress.best_tok_s:
+            self._keep(report)
         return report
 
+    def _keep(self, report: Report) -> None:
+        progress = self.progress
+        progress.best_step, progress.best_tau = progress.step, report.tau or 0.0
+        progress.best_tok_s = report.tok_s or 0.0
+        state = {
+            "step": progress.step, "tau": rounded(report.tau),
+            "accept_at": [rounded(rate) for rate in report.accept_at],
+            "expected_tok_s": rounded(report.tok_s), "expected_speedup": rounded(report.speedup),
+        }  # fmt: skip
+        checkpoint.save(self._folder / BEST, self.head.state_dict(), state)
+
     def _save(self) -> None:
+        if not self._workers.first:
+            return
         weights = {"weight/" + name: weight for name, weight in self.head.named_parameters()}
         tensors = {**weights, **self._optimizer.tensors()}
         checkpoint.save(self._folder / CHECKPOINT, tensors, asdict(self.progress))
@@ -244,4 +311,9 @@ class Trainer:
                 )
             weight.data.copy_(saved)
         self._optimizer.load(tensors)
-        self.progress = Progress(**state)
+        try:
+            self.progress = Progress(**state)
+        except TypeError as error:
+            raise TrainingError(
+                f"{path} was written by another version ({error}); use another --run."
+            ) from error

@@ -1,0 +1,62 @@
+"""The answers of a training that was given none: the backbone answers the built-in prompts.
+
+What training reads, states, keys and values, is kept on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from drafthead.evaluation.prompts import PromptRow, parse_row, prompt_ids
+from drafthead.session import Session
+from drafthead.tasks import TASKS, prompt_set
+from drafthead.training.answers import Answer, AnswerStore
+from drafthead.training.features import FeatureFiles
+from drafthead.training.prompts import choose
+from drafthead.training.recipe import Recipe
+from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings, regenerate
+
+
+def built_in_prompts(count: int, seed: int) -> list[PromptRow]:
+    """So many prompts of all tasks in turn, about the same number of each."""
+    each = -(-count // len(TASKS))
+    made = (row for task in TASKS for row in prompt_set(task, each, seed))
+    return choose((parse_row(row, "built-in prompts") for row in made), [], None, seed)[0][:count]
+
+
+def unseen_prompts(
+    session: Session, per_task: int, seed: int, answers: Iterable[Answer]
+) -> list[PromptRow]:
+    """Built-in prompts to measure on, none of them answered before."""
+    known = {answer.prompt_tokens for answer in answers}
+    left = dict.fromkeys(TASKS, per_task)
+    rows = []
+    for row in built_in_prompts(4 * per_task * len(TASKS), seed):
+        if left[row.task] and tuple(prompt_ids(session, row)) not in known:
+            left[row.task] -= 1
+            rows.append(row)
+    return rows
+
+
+def complete(folder: Path) -> bool:
+    """Whether a folder of answers has been finished."""
+    manifest = AnswerStore(folder).manifest()
+    return manifest is not None and manifest.get("complete") is True
+
+
+def answer_prompts(
+    session: Session, recipe: Recipe, prompts: Sequence[PromptRow], out: Path, features: Path,
+    on_answer: Callable[[Answer, RegenCounts], None] = lambda _answer, _counts: None,
+) -> None:  # fmt: skip
+    """Fill a folder of answers and the features of them; what was stopped goes on."""
+
+    def encode(row: PromptRow) -> list[int]:
+        return prompt_ids(session, row)
+
+    settings = RegenSettings(max_tokens=recipe.answers.max_tokens, seed=recipe.train.seed)
+    kept = FeatureFiles(features, session.backbone, recipe.head.kv_layers)
+    worker = Regenerator(
+        session.backbone, encode, session.tokenizer.eos_ids, settings, features=kept
+    )
+    regenerate(worker, prompts, out, settings, on_answer)

@@ -1,0 +1,178 @@
+"""Which weights of a training are kept: those that decode fastest in the runtime.
+
+Acceptance can fall while the loss still does, and a higher one may cost more than it saves. So at
+each evaluation the weights become a head of the native core, in int8 as they would be exported, and
+decode held-out prompts. Speed is counted, not clocked: passes by their number of rows and draft
+steps, times what each of them took when `drafthead cost` measured them at the first evaluation, so
+that a busy machine cannot choose the weights.
+
+    tokens a second = tau / (draft steps a pass x c + v(rows)), in units of one-row passes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafthead.decoding.stats import accept_at, pool, tau
+from drafthead.drafters.mtp import MIN_CONFIDENCE, MtpDrafter
+from drafthead.evaluation.cost import measure_cost
+from drafthead.evaluation.metrics import rounded
+from drafthead.heads.config import HeadConfig
+from drafthead.heads.package import HeadPackage
+from drafthead.session import Session
+from drafthead.training.answers import Answer, write_atomic
+from drafthead.training.export import package_tensors
+from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.recipe import MeasureRecipe
+from drafthead.types import DecodeStats, Draft
+
+COSTS = "costs.json"
+TRIAL_TOKENS = 2048  # answer tokens of one evaluation, at most: some ten seconds
+
+
+@dataclass(frozen=True)
+class Costs:
+    """rows_ms: time of a pass by its number of rows, from 1 on.  step_ms: of one draft step."""
+
+    rows_ms: Sequence[float]
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a head did on the held-out prompts. steps: draft steps, with those of doubted tokens."""
+
+    stats: DecodeStats
+    steps: int
+    costs: Costs
+
+    @property
+    def tok_s(self) -> float:
+        """Expected tokens a second, prefill excluded; 0 where nothing was decoded."""
+        expected_ms = self.steps * self.costs.step_ms
+        for passes, rows_ms in zip(passes_by_rows(self.stats), self.costs.rows_ms):  # noqa: B905
+            expected_ms += passes * rows_ms
+        return 1000.0 * self.stats.committed / expected_ms if expected_ms else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Expected speed over that of plain decoding, one row a pass."""
+        return self.tok_s * self.costs.rows_ms[0] / 1000.0
+
+
+def passes_by_rows(stats: DecodeStats) -> list[int]:
+    """How many verify passes had 1, 2, ... rows: the draft and the token before it."""
+    at_least = [stats.passes, *stats.drafted_at, 0]
+    return [here - longer for here, longer in pairwise(at_least)]
+
+
+class CountingDrafter(MtpDrafter):
+    """Counts draft steps: a draft that ended early has paid for the token it was not sure of."""
+
+    steps = 0
+
+    def propose(self, max_tokens: int) -> Draft:
+        """Draft as always."""
+        draft = super().propose(max_tokens)
+        self.steps += min(len(draft.tokens) + 1, max_tokens, self.max_draft_tokens)
+        return draft
+
+
+def trial_answers(heldout: Sequence[Answer], recipe: MeasureRecipe) -> list[int]:
+    """Places of the held-out answers to decode: tasks in turn, within the recipe's numbers."""
+    by_task: dict[str, list[int]] = {}
+    for place, answer in enumerate(heldout):
+        if len(answer.answer) > 1:
+            by_task.setdefault(answer.task, []).append(place)
+    chosen: list[int] = []
+    tokens = 0
+    for place in _in_turn([places[: recipe.per_task] for places in by_task.values()]):
+        tokens += min(len(heldout[place].answer), recipe.max_tokens)
+        if chosen and tokens > TRIAL_TOKENS:
+            break
+        chosen.append(place)
+    return chosen
+
+
+def _in_turn(lists: Sequence[Sequence[int]]) -> Iterator[int]:
+    for turn in range(max(map(len, lists), default=0)):
+        yield from (places[turn] for places in lists if turn < len(places))
+
+
+class Judge:
+    """Decodes the same held-out prompts with one state of the head after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: HeadConfig,
+        token_ids: NDArray[np.int64],
+        answers: Sequence[Answer],
+        recipe: MeasureRecipe,
+        folder: Path,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            session: the backbone.
+            config: of the head.
+            token_ids: its draft vocabulary.
+            answers: whose prompts are decoded, not empty.
+            recipe: longest answer and longest draft.
+            folder: of the run; keeps the costs, so that a resumed one judges alike.
+        """
+        self._session, self._config, self._ids = session, config, token_ids
+        self._answers, self._recipe, self._folder = answers, recipe, folder
+
+    def __call__(self, head: FrozenMtpHead, min_confidence: float = MIN_CONFIDENCE) -> Trial:
+        """Decode all prompts, loops cut."""
+        drafter = self._drafter(head, min_confidence)
+        session = self._session.using(drafter)
+        costs = self._costs(session)
+        drafter.steps = 0
+        done = []
+        for answer in self._answers:
+            session.forget()
+            stream = session.stream(
+                answer.prompt_tokens, max_tokens=self._recipe.max_tokens, cut_loops=True
+            )
+            for _ in stream:
+                pass
+            done.append(stream.stats)
+        return Trial(pool(done), drafter.steps, costs)
+
+    def _drafter(self, head: FrozenMtpHead, min_confidence: float) -> CountingDrafter:
+        """The weights as they would be exported: int8, in the core."""
+        tensors = package_tensors(self._config, numpy_weights(head), self._ids)
+        package = HeadPackage(Path("trial"), self._config, tensors)
+        built = package.build(self._session.backbone)
+        return CountingDrafter(built, self._recipe.max_draft, min_confidence)
+
+    def _costs(self, session: Session) -> Costs:
+        """Times of passes and draft steps: measured once a run."""
+        path = self._folder / COSTS
+        if not path.is_file():
+            rows = range(1, self._recipe.max_draft + 2)
+            found = measure_cost(session, rows)
+            costs = Costs([found["rows_ms"][str(size)] for size in rows], found["draft_step_ms"])
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(asdict(costs)) + "\n")
+        return Costs(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def numpy_weights(head: FrozenMtpHead) -> dict[str, NDArray[np.float32]]:
+    """The weights of a head by the names of the package."""
+    return {name: tensor.detach().numpy() for name, tensor in head.state_dict().items()}
+
+
+def acceptance(stats: DecodeStats) -> dict[str, Any]:
+    """tau, and the acceptance of each draft step, for people and scripts."""
+    return {"tau": rounded(tau(stats)), "accept_at": [rounded(rate) for rate in accept_at(stats)]}
