@@ -6,14 +6,13 @@ token, which token is which label, the places of the draft vocabulary, the names
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from drafthead.backbone.handle import Backbone
 from drafthead.decoding.loop import Request, decode
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.evaluation.prompts import PromptRow
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.heads.package import HeadPackage
 from drafthead.training.batching import BatchMaker
@@ -50,9 +49,16 @@ def backbone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(backbone):
-    prompts = [SimpleNamespace(id=f"{n}", task="t", tokens=[40 + n, 97, 90 - n]) for n in range(3)]
+    prompts = [
+        PromptRow(f"{n}", "t", ({"role": "user", "content": f"{40 + n} 97 {90 - n}"},))
+        for n in range(3)
+    ]
     settings = RegenSettings(max_tokens=ANSWER, capacity=128)
-    worker = Regenerator(backbone, lambda prompt: prompt.tokens, frozenset(), settings, 2)
+
+    def encode(prompt):
+        return [int(word) for word in prompt.messages[0]["content"].split()]
+
+    worker = Regenerator(backbone, encode, frozenset(), settings, 2)
     return list(worker.answers(prompts))
 
 
