@@ -104,6 +104,12 @@ def test_two_processes_that_were_stopped_have_the_bits_of_two_that_were_not(two)
     assert saved(two / "whole") == saved(two / "parts")
 
 
+def test_what_is_not_finite_in_one_process_is_skipped_in_both(two):
+    tensors, state = checkpoint.load(two / "poisoned" / CHECKPOINT)
+    assert (state["step"], state["skipped"], state["bad_in_row"]) == (20, 2, 0)
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
 def test_a_training_that_was_killed_has_the_bits_of_one_that_was_not(features, tmp_path):
     train_here(features, tmp_path / "whole")
     assert train_apart(features, tmp_path / "killed", "killed") == -signal.SIGKILL
