@@ -235,9 +235,23 @@ class Session:
             CapacityError: the prompt does not fit the context.
         """
         ids = self.encode(prompt, messages, raw, system)
-        token_limit(len(ids), max_tokens, self.context)
         stop_ids = frozenset() if ignore_eos else self.tokenizer.eos_ids
         continues = raw or not (prompt is None or isinstance(prompt, str))
+        return self.stream_ids(ids, max_tokens, stop_ids, cut_loops, continues)
+
+    def stream_ids(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        cut_loops: bool = False,
+        continues: bool = True,
+    ) -> Stream:
+        """Answer token ids until one of `stop_ids`; errors as for `stream`.
+
+        continues: the answer goes on in a text, so that its first space is part of it.
+        """
+        token_limit(len(ids), max_tokens, self.context)
         text = StreamDecoder(self.tokenizer, continues)
         return Stream(self, Request(ids, max_tokens, text, stop_ids, cut_loops))
 

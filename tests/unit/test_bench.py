@@ -21,7 +21,7 @@ from drafthead.evaluation.peers import (
     llama_cpp,
     peer_section,
 )
-from drafthead.evaluation.prompts import PromptRow, parse_row, prompt_ids, read_prompts, select
+from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
 from drafthead.evaluation.report import all_arms, markdown_table, peer_line, write_report
 from drafthead.evaluation.runner import run_arms
 from drafthead.types import DecodeStats
@@ -316,12 +316,3 @@ def test_llama_cpp_is_fed_and_rolled_back_as_a_cache_is(backbone_path, tmp_path)
     broken.write_bytes(b"GGUF")
     with pytest.raises(FileError, match=r"cannot load .*broken\.gguf"):
         LlamaCpp(broken, 1, 64)
-
-
-def test_a_base_model_continues_the_text_alone():
-    """A file without a chat template is measured on the texts themselves."""
-    session = fakes.session()
-    row = parse_row({"id": "a", "task": "t", "prompt": "hi"}, "row")
-    assert prompt_ids(session, row) == list(b"user:hi;")
-    session.template.exists = False
-    assert prompt_ids(session, row) == list(b"hi")

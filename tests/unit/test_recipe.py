@@ -47,6 +47,7 @@ def test_values_defaults_and_digest():
         ("lr = 1", 'schedule = "step"', "schedule"),
         ("lr = 1", "schedule = 3", "schedule"),
         ("lr = 1", "start = 1", "start"),
+        ("lr = 1", 'loss = "mse"', "ce, kl, tv, lk"),
         ("lr = 1", "unroll = 0", "unroll"),
         ('name = "h"', "name = 3", "name"),
         ('name = "h"', 'name = ""', "name"),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import trainee
 
 from drafthead.errors import RequestError, TrainingError
 from drafthead.evaluation.prompts import PromptRow
+from drafthead.rng import uniform
 from drafthead.training.answers import PART, Answer, AnswerStore
-from drafthead.training.prompts import choose
+from drafthead.training.prompts import choose, digest
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
+from drafthead.training.sampling import draw, is_sampled
+from drafthead.training.tally import COUNTS
 
 
 def prompt(number, task="chat"):
@@ -106,6 +112,78 @@ def test_truncated_answers_are_marked(tmp_path):
     rows = list(AnswerStore(tmp_path).rows())
     assert manifest["truncated"] == sum(row.finish == "length" for row in rows) > 0
     assert all(len(row.answer) == 3 for row in rows if row.finish == "length")
+
+
+SAMPLED = RegenSettings(max_tokens=24, capacity=64, keep_loops=True, temperature=0.9, sampled=0.4)
+
+
+def test_a_share_of_the_prompts_is_sampled_and_marked(tmp_path):
+    manifest, _ = answer_all(tmp_path, settings=SAMPLED)
+    backbone, rows = trainee.TinyBackbone(), list(AnswerStore(tmp_path).rows())
+    assert manifest["sampled"] == sum(row.temperature == 0.9 for row in rows)
+    assert 0.25 * 60 < manifest["sampled"] < 0.55 * 60
+    drawn = 0
+    for row, asked in zip(rows, PROMPTS, strict=True):
+        assert row.temperature == (0.9 if is_sampled(0, digest(asked), 0.4) else 0)
+        tokens = [*row.prompt_tokens, *row.answer]
+        for place, token in enumerate(row.answer):
+            at = len(row.prompt_tokens) + place
+            before, last = (tokens[at - 2] if at > 1 else 0), tokens[at - 1]
+            greedy = backbone.next_token(before, last)
+            if row.temperature:
+                number = uniform(0, digest(asked), place)
+                assert token == draw(backbone.logits(before, last), 0.9, number)
+                drawn += token != greedy
+            else:
+                assert token == greedy
+    assert drawn > 10
+
+
+def test_sampled_bytes_do_not_depend_on_sequences_or_on_resuming_and_follow_the_seed(tmp_path):
+    answer_all(tmp_path / "one", settings=SAMPLED, sequences=1)
+    answer_all(tmp_path / "two", settings=SAMPLED, sequences=9, prompts=PROMPTS[:25])
+    answer_all(tmp_path / "two", settings=SAMPLED, sequences=4)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    answer_all(tmp_path / "other", settings=replace(SAMPLED, seed=1))
+    one, other = (AnswerStore(tmp_path / name).rows() for name in ("one", "other"))
+    assert [row.answer for row in one] != [row.answer for row in other]
+
+
+def test_a_token_is_drawn_as_often_as_the_softmax_says():
+    logits_V, temperature, count = np.array([1, -np.inf, 2, 0.5], np.float32), 0.7, 20000
+    expected = np.exp(logits_V.astype(float) / temperature)
+    expected /= expected.sum()
+    drawn = [draw(logits_V, temperature, uniform("key", place)) for place in range(count)]
+    found = np.bincount(drawn, minlength=4) / count
+    # five standard deviations of a count: less than one in a million by chance
+    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / count)).all()
+    assert draw(logits_V, temperature, 0.0) == 0
+    assert draw(logits_V, temperature, 1 - 2**-53) == 3
+
+
+def test_greedy_rows_keep_the_bytes_of_folders_written_before_there_was_sampling(tmp_path):
+    line = '{"id":"a","task":"chat","prompt_tokens":[1],"answer":[2],"finish":"stop"}\n'
+    assert Answer("a", "chat", (1,), (2,), "stop").line() == line
+    answer_all(tmp_path)
+    manifest = AnswerStore(tmp_path).manifest()
+    old = {
+        key: manifest["settings"][key] for key in ("max_tokens", "capacity", "keep_loops", "seed")
+    }
+    AnswerStore(tmp_path).write_manifest(manifest | {"settings": old})
+    _, worker = answer_all(tmp_path)
+    assert worker.counts.resumed == len(PROMPTS)
+
+
+def test_the_manifest_counts_by_task_and_by_language(tmp_path):
+    prompts = [replace(asked, lang="de") if n < 7 else asked for n, asked in enumerate(PROMPTS)]
+    manifest, _ = answer_all(tmp_path, prompts=prompts, settings=SAMPLED)
+    assert manifest["languages"]["de"]["answers"] == 7
+    assert list(manifest["tasks"]) == ["chat", "math"]
+    for name in COUNTS:
+        assert sum(counts[name] for counts in manifest["tasks"].values()) == manifest[name]
+    rows = list(AnswerStore(tmp_path).rows())
+    german = [row for row in rows if row.lang == "de"]
+    assert manifest["languages"]["de"]["answer_tokens"] == sum(len(row.answer) for row in german)
 
 
 def test_a_folder_of_other_settings_or_another_backbone_is_refused(tmp_path):

@@ -97,12 +97,16 @@ def weights(trainer):
     return {name: value.clone() for name, value in trainer.head.state_dict().items()}
 
 
-def test_a_training_that_was_stopped_has_the_bits_of_one_that_was_not(material, tmp_path):
-    whole = make_trainer(material, tmp_path / "whole")
+MUON = dataclasses.replace(RECIPE, optimizer="muon", average=0.2, loss="lk")
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, MUON], ids=["adamw", "muon, averages, lk"])
+def test_a_training_that_was_stopped_has_the_bits_of_one_that_was_not(material, tmp_path, recipe):
+    whole = make_trainer(material, tmp_path / "whole", recipe)
     whole.run()
-    half = make_trainer(material, tmp_path / "parts")
+    half = make_trainer(material, tmp_path / "parts", recipe)
     half.run(stop_at=9)
-    rest = make_trainer(material, tmp_path / "parts")
+    rest = make_trainer(material, tmp_path / "parts", recipe)
     torch.manual_seed(999)
     rest.run()
     assert rest.progress.step == whole.progress.step == 20
@@ -146,7 +150,7 @@ def poison(trainer, bad_calls):
             batch.hidden_AD[0, 0] = float("inf")
         return batch
 
-    poisoned.rows_VD = maker.rows_VD
+    poisoned.rows_VD, poisoned.softcap = maker.rows_VD, maker.softcap
     trainer._maker = poisoned
 
 
@@ -181,7 +185,7 @@ def test_a_batch_without_labels_changes_nothing_and_is_counted(material, tmp_pat
         batch.labels_KA[:] = -1
         return batch
 
-    empty.rows_VD = maker.rows_VD
+    empty.rows_VD, empty.softcap = maker.rows_VD, maker.softcap
     trainer._maker = empty
     before = weights(trainer)
     trainer.run(stop_at=2)
@@ -299,3 +303,37 @@ def test_a_gradient_that_is_not_finite_is_caught_behind_a_finite_loss(material, 
     trainer.run(stop_at=2)
     assert trainer.progress.skipped == 2
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_averaged_weights_are_evaluated_and_exported_and_the_others_trained_on(material, tmp_path):
+    recipe = dataclasses.replace(RECIPE, average=1.0, evaluate_every=4, lr=1e-2)
+    alone, other = (make_trainer(material, tmp_path / part, recipe) for part in "ab")
+    judge = judged(material)
+    seen, last = [], []
+    alone._optimizer.step = stepped(alone, last)
+    alone.run(stop_at=4)
+
+    def evaluate(head):
+        seen.append(weights(other))
+        return judge(head)
+
+    other.run(evaluate, stop_at=4)
+    mean = {name: sum(kept[name] for kept in last) / len(last) for name in last[0]}
+    for name, value in weights(alone).items():
+        assert torch.equal(value, weights(other)[name])
+        torch.testing.assert_close(seen[-1][name], mean[name])
+    for trainer in (alone, other):
+        trainer.keep_best()
+        for name, value in weights(trainer).items():
+            torch.testing.assert_close(value, mean[name])
+
+
+def stepped(trainer, kept):
+    """The optimizer's step, remembering the weights after each."""
+    step = trainer._optimizer.step
+
+    def remembered(done):
+        step(done)
+        kept.append(weights(trainer))
+
+    return remembered

@@ -71,6 +71,12 @@ class TinyBackbone:
         choice = (5 * last + 3 * before + 7) % V
         return choice if self.ends or choice != EOS else 2
 
+    def logits(self, before, last):
+        """(V,) with the next token ahead of the others."""
+        logits_V = np.random.default_rng((before, last)).normal(size=V).astype(np.float32)
+        logits_V[self.next_token(before, last)] = 5
+        return logits_V
+
     def embed(self, tokens):
         return self.table[tokens]
 
@@ -82,7 +88,7 @@ class TinyBackbone:
 
     def forward(self, segments, *, rows="all", want="tokens"):
         self.widths.append(sum(len(segment.tokens) for segment in segments))
-        hidden, chosen = [], []
+        hidden, chosen, logits = [], [], []
         for cache, tokens in segments:
             for index, token in enumerate(tokens):
                 before = cache.tokens[-1] if cache.tokens else 0
@@ -90,7 +96,9 @@ class TinyBackbone:
                 if rows == "all" or index == len(tokens) - 1:
                     chosen.append(self.next_token(before, token))
                     hidden.append(self.table[chosen[-1]])
-        return Pass(np.array(hidden), np.array(chosen, np.int32), None)
+                    logits.append(self.logits(before, token))
+        kept = np.array(logits) if want == "logits" else None
+        return Pass(np.array(hidden), np.array(chosen, np.int32), kept)
 
 
 def greedy(backbone, prompt, max_tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--sequences", type=output.count, default=16, help="answers in flight")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repetitions")
-    parser.add_argument("--seed", type=int, default=0, help="decides which prompts --limit takes")
+    parser.add_argument("--sampled", type=share, default=0.0,
+                        help="share of the prompts answered by sampling, 0 to 1")  # fmt: skip
+    parser.add_argument("--temperature", type=temperature, default=1.0, help="of sampled answers")
+    parser.add_argument("--seed", type=int, default=0,
+                        help="decides which prompts --limit takes and what is sampled")  # fmt: skip
     parser.add_argument("--features", type=Path, default=None,
                         help="also keep what training reads, in this folder")  # fmt: skip
     parser.add_argument("--kv-layers", type=layer_list, default=(),
@@ -43,6 +48,27 @@ def add_parser(subparsers: Any) -> None:
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
+
+
+def number(text: str, low: float, high: float) -> float:
+    """A flag value within two limits; for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"expected a number of {low} to {high}, found {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    """A flag value from 0 to 1; for argparse."""
+    return number(text, 0.0, 1.0)
+
+
+def temperature(text: str) -> float:
+    """A flag value that logits can be divided by; for argparse."""
+    return number(text, 0.05, 10.0)
 
 
 def layer_list(text: str) -> tuple[int, ...]:
@@ -68,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer the prompts and print what the folder holds."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts
+    from drafthead.evaluation.prompts import PromptRow, end_ids, parse_row, prompt_ids, read_prompts
     from drafthead.session import load
     from drafthead.tasks import TASKS, prompt_set
     from drafthead.training.answers import Answer
@@ -88,14 +114,17 @@ def run(args: argparse.Namespace) -> int:
     session = load(args.backbone, head="none", drafter="none", threads=args.threads)
 
     def encode(prompt: PromptRow) -> list[int]:
-        return session.encode(messages=prompt.messages)
+        return prompt_ids(session, prompt)
 
     features = None
     if args.features is not None:
         features = FeatureFiles(args.features, session.backbone, args.kv_layers)
-    settings = RegenSettings(args.max_tokens, args.capacity, args.keep_loops, args.seed)
+    settings = RegenSettings(
+        args.max_tokens, args.capacity, args.keep_loops, args.seed,
+        args.temperature if args.sampled else 1.0, args.sampled,
+    )  # fmt: skip
     regenerator = Regenerator(
-        session.backbone, encode, session.tokenizer.eos_ids, settings, args.sequences,
+        session.backbone, encode, end_ids(session), settings, args.sequences,
         features,
     )  # fmt: skip
     columns = (

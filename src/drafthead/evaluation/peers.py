@@ -23,7 +23,7 @@ from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.errors import CapacityError, FileError, UnsupportedError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import PLAIN, Answer
-from drafthead.evaluation.prompts import PromptRow, prompt_ids
+from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
 from drafthead.session import Session
 from drafthead.types import DecodeStats
 
@@ -192,7 +192,7 @@ def answer_plainly(
     started = perf_counter()
     prompt = prompt_ids(session, row)
     limit = token_limit(len(prompt), max_tokens, peer.context)
-    end = EndRule(limit, session.tokenizer.eos_ids, cut_loops)
+    end = EndRule(limit, end_ids(session), cut_loops)
     peer.rollback(0)
     tokens = [peer.choose(prompt)]
     reason: FinishReason | None = end.push(tokens[-1])

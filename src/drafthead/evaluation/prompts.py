@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import IO
 
 from drafthead.errors import FileError, RequestError
+from drafthead.evaluation.few_shot import few_shot_ends, few_shot_text
 from drafthead.session import Session
 from drafthead.text.template import check_messages
 
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt to answer, as chat messages."""
+    """One prompt to answer, as chat messages. lang: of the answer, where the file names it."""
 
     id: str
     task: str
     messages: tuple[Mapping[str, str], ...]
+    lang: str | None = None
 
 
 def parse_row(row: object, where: str) -> PromptRow:
@@ -47,15 +49,24 @@ def parse_row(row: object, where: str) -> PromptRow:
         raise FileError(f"{where}: {error}") from None
     if not all(_is_text(message["content"]) for message in messages):
         raise FileError(f"{where}: the text holds half of a surrogate pair; remove it.")
-    return PromptRow(row["id"], row["task"], tuple(messages))
+    lang = row.get("lang")
+    if lang is not None and not _is_text(lang):
+        raise FileError(f"{where}: lang must be text, found {type(lang).__name__}.")
+    return PromptRow(row["id"], row["task"], tuple(messages), lang)
 
 
 def prompt_ids(session: Session, row: PromptRow) -> list[int]:
-    """The tokens of a prompt; a base model, without a chat template, continues the text alone."""
+    """The tokens of a prompt; a base model, without a chat template, is shown examples first."""
     if session.template.exists:
         return session.encode(messages=row.messages)
-    text = "\n\n".join(message["content"] for message in row.messages)
-    return session.encode(text, raw=True)
+    return session.encode(few_shot_text(row.task, row.messages), raw=True)
+
+
+def end_ids(session: Session) -> frozenset[int]:
+    """The tokens that end the answer to a prompt: end of sequence, a base model's next example."""
+    if session.template.exists:
+        return session.tokenizer.eos_ids
+    return session.tokenizer.eos_ids | few_shot_ends(session.tokenizer)
 
 
 def _is_text(value: object) -> bool:

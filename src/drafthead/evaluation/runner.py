@@ -10,7 +10,7 @@ from types import MappingProxyType
 from drafthead.errors import RequestError
 from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.metrics import Answer
-from drafthead.evaluation.prompts import PromptRow, prompt_ids
+from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
 from drafthead.session import Session
 
 WARM_UP_TOKENS = 16
@@ -71,7 +71,7 @@ def run_arms(
 def check_row(session: Session, row: PromptRow, max_tokens: int) -> None:
     """Begin an answer and decode nothing of it: a prompt that cannot be answered is named."""
     try:
-        session.stream(prompt_ids(session, row), max_tokens=max_tokens)
+        session.stream_ids(prompt_ids(session, row), max_tokens, end_ids(session))
     except RequestError as error:
         raise type(error)(f"Prompt {row.id}: {error}") from None
 
@@ -93,7 +93,7 @@ def answer_one(
     """Answer one prompt with one arm, cold, timing the first token apart from the rest."""
     session.forget()
     started = perf_counter()
-    stream = session.stream(prompt_ids(session, row), max_tokens=max_tokens, cut_loops=cut_loops)
+    stream = session.stream_ids(prompt_ids(session, row), max_tokens, end_ids(session), cut_loops)
     tokens = [next(stream).token]
     ttft_ms = 1000 * (perf_counter() - started)
     meter.lap_joules()

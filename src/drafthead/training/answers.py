@@ -26,26 +26,33 @@ ROWS_PER_SYNC = 32
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy answer. `answer` ends with the end token where finish is "stop"."""
+    """One answer. `answer` ends with the end token where finish is "stop".
+
+    temperature: 0 for a greedy answer, else what it was sampled at.  lang: of the prompt's row.
+    """
 
     id: str
     task: str
     prompt_tokens: tuple[int, ...]
     answer: tuple[int, ...]
     finish: str  # "stop" | "length" (truncated at max_tokens) | "looped" (cut where it repeats)
+    temperature: float = 0.0
+    lang: str | None = None
 
     def line(self) -> str:
-        """The row as one line of JSON, newline included."""
-        return json.dumps(asdict(self), separators=(",", ":")) + "\n"
+        """The row as one line of JSON, newline included; what is not set is left out."""
+        row = {name: value for name, value in asdict(self).items() if value not in (0.0, None)}
+        return json.dumps(row, separators=(",", ":")) + "\n"
 
 
 def _parse(line: str, where: str) -> Answer:
     try:
         row = json.loads(line)
         return Answer(
-            row["id"], row["task"], tuple(row["prompt_tokens"]), tuple(row["answer"]), row["finish"]
-        )
-    except (ValueError, KeyError, TypeError) as error:
+            row["id"], row["task"], tuple(row["prompt_tokens"]), tuple(row["answer"]),
+            row["finish"], row.get("temperature", 0.0), row.get("lang"),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainingError(
             f"{where}: damaged answer row ({error}); delete the file and run "
             "`drafthead regen` again."

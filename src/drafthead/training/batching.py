@@ -35,7 +35,7 @@ class Features(Protocol):
 
 
 class BatchMaker:
-    """Builds batches for a number of draft steps."""
+    """Builds batches for a number of draft steps. softcap: of the backbone's logits, 0 is none."""
 
     def __init__(
         self,
@@ -45,11 +45,13 @@ class BatchMaker:
         vocabulary: DraftVocabulary,
         steps: int,
         dtype: torch.dtype,
+        softcap: float = 0.0,
     ) -> None:
         self._tables, self._features, self._answers = tables, features, answers
         self._vocabulary, self._steps, self._dtype = vocabulary, steps, dtype
         rows = tables.output_rows(vocabulary.token_ids.astype(np.int32))
         self.rows_VD = torch.from_numpy(np.array(rows)).to(dtype)
+        self.softcap = softcap
 
     def __call__(self, indices: Sequence[int]) -> Batch:
         """The batch of the anchors of some answers."""

@@ -1,87 +1,76 @@
 """The backbone's layers in torch, dequantised: for what the engine does not show, its inside.
 
-Legend: T tokens, D hidden size, H head size. Weights are f32 of the file's values and activations
-are not rounded, so states are close to the engine's and not its bits.
+Legend: T tokens, D hidden size. Weights are f32 of the file's values and activations are not
+rounded, so states are close to the engine's and not its bits.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch import Tensor, nn
 
-from drafthead._native import Matrix
 from drafthead.backbone.handle import Backbone
-from drafthead.errors import TrainingError
-from drafthead.gguf.spec import vector_values
-from drafthead.training.modules import attend, rope_tables, rotate, visible
+from drafthead.training.library import dequantised, library_model
 
 
 class TorchHost:
-    """Residual states of a llama backbone, layer by layer.
+    """The first layers of a backbone of any family, layer by layer.
+
+    dtype: of the matrix products; bf16 halves the time where the processor has it.
 
     Raises:
-        TrainingError: the backbone has what these layers do not: another architecture, windows,
-            or scaled positions.
+        TrainingError: transformers is not installed, or has no such model.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(
+        self, backbone: Backbone, layers: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.spec = backbone.spec
-        windows = any(layer.window for layer in self.spec.layers)
-        scaled = self.spec.rope_factors or self.spec.ropes[0].scale != 1
-        if self.spec.architecture != "llama" or windows or scaled:
-            raise TrainingError(
-                f"{backbone.name}: a head can start from a llama backbone without windows and "
-                'scaled positions only; choose start = "random" in the recipe.'
-            )
+        self.layers = layers or self.spec.n_layers
         self._gguf, self._native = backbone.gguf, backbone.native
-        self._matrix = lru_cache(maxsize=None)(self._dequantised)
+        self._model: Any = library_model(backbone, self.layers)
+        self._autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
+        for module in self._model.modules():
+            if isinstance(module, nn.Linear):
+                module.to(dtype)  # so that no run casts them
+        self._entering: dict[int, Tensor] = {}
+        self._attended: dict[int, Tensor] = {}
+        for index, layer in enumerate([*self._model.layers, self._model.norm]):
+            layer.register_forward_pre_hook(self._keep_input(index))
+        for index, layer in enumerate(self._model.layers):
+            layer.self_attn.register_forward_hook(self._keep_attended(index))
 
-    def norm(self, name: str) -> Tensor:
-        """The weight of a norm, (D,)."""
-        return torch.from_numpy(vector_values(self._gguf, f"{name}.weight"))
+    def values(self, name: str) -> Tensor:
+        """A tensor of the file in f32; query and key rows in the split-half rotary layout."""
+        return dequantised(self._gguf, self.spec, name)
 
-    def matrix(self, name: str) -> Tensor:
-        """A weight matrix, (rows, columns); query and key rows in the split-half rotary layout."""
-        return self._matrix(name)
-
-    def residual(self, tokens: list[int], layer: int) -> Tensor:
-        """What enters a layer at each position, (T, D); layer n_layers enters the final norm."""
+    @torch.no_grad()
+    def run(self, tokens: list[int]) -> Tensor:
+        """The states of a sequence after the final norm, (T, D); the inside is kept for asking."""
         ids = torch.tensor(tokens, dtype=torch.int32).numpy()
-        x = torch.from_numpy(self._native.embed(ids).copy())
-        positions = torch.arange(len(tokens))
-        tables = rope_tables(positions, self.spec.head_dim, self.spec.rope_base)
-        mask = visible(positions, len(tokens))
-        for index in range(layer):
-            x = self._layer(f"blk.{index}.", x, tables, mask)
-        return x
+        embeddings = torch.from_numpy(self._native.embed(ids).copy())
+        with self._autocast:
+            states: Tensor = self._model(inputs_embeds=embeddings[None], use_cache=False)[0][0]
+        return states.float()
 
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        """RMS norm with a weight of the file."""
-        return F.rms_norm(x, (self.spec.d_model,), self.norm(name), self.spec.rms_eps)
+    def entering(self, layer: int) -> Tensor:
+        """What entered a layer at the last run, (T, D); the last number stands for the norm."""
+        return self._entering[layer]
 
-    def _layer(self, at: str, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        def heads(name: str, count: int) -> Tensor:
-            return (y @ self.matrix(at + name).T).unflatten(-1, (count, self.spec.head_dim))
+    def attended(self, layer: int) -> Tensor:
+        """What a layer's output projection gave at the last run, (T, D)."""
+        return self._attended[layer]
 
-        y = self.normed(x, at + "attn_norm")
-        queries = rotate(heads("attn_q", self.spec.n_heads), tables)
-        keys = rotate(heads("attn_k", self.spec.n_kv_heads), tables).transpose(0, 1)
-        values = heads("attn_v", self.spec.n_kv_heads).transpose(0, 1)
-        x = x + attend(queries, keys, values, mask) @ self.matrix(at + "attn_output").T
-        y = self.normed(x, at + "ffn_norm")
-        gate, up = y @ self.matrix(at + "ffn_gate").T, y @ self.matrix(at + "ffn_up").T
-        return x + (F.silu(gate) * up) @ self.matrix(at + "ffn_down").T
+    def _keep_input(self, index: int) -> Any:
+        def keep(_module: Any, inputs: tuple[Tensor, ...]) -> None:
+            self._entering[index] = inputs[0][0]
 
-    def _dequantised(self, name: str) -> Tensor:
-        info = self._gguf.tensors[f"{name}.weight"]
-        columns, rows = info.shape
-        data = self._gguf.data(info.name)
-        weight = torch.from_numpy(Matrix(info.ggml_type, rows, columns, data).dequantize().copy())
-        turned = name.endswith(("attn_q", "attn_k")) and self.spec.rope_interleaved
-        if not turned:
-            return weight
-        pairs = weight.unflatten(0, (-1, self.spec.head_dim // 2, 2))
-        return pairs.transpose(1, 2).reshape(rows, columns)
+        return keep
+
+    def _keep_attended(self, index: int) -> Any:
+        def keep(_module: Any, _inputs: Any, outputs: tuple[Tensor, ...]) -> None:
+            self._attended[index] = outputs[0][0].float()
+
+        return keep

@@ -183,13 +183,14 @@ class _Makers:
     """Batches of the answers, by place in `inputs.answers`, for a number of draft steps."""
 
     def __init__(self, session: Session, inputs: Inputs, features: FeatureStore) -> None:
-        self._tables, self._inputs, self._features = session.backbone.native, inputs, features
+        self._backbone, self._inputs, self._features = session.backbone, inputs, features
 
     def __call__(self, steps: int, dtype: torch.dtype) -> BatchMaker:
-        inputs = self._inputs
+        inputs, backbone = self._inputs, self._backbone
         return BatchMaker(
-            self._tables, self._features, inputs.answers, inputs.vocabulary, steps, dtype
-        )
+            backbone.native, self._features, inputs.answers, inputs.vocabulary, steps, dtype,
+            backbone.spec.final_softcap,
+        )  # fmt: skip
 
 
 def train(

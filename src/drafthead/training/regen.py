@@ -1,4 +1,4 @@
-"""The backbone answers prompts greedily, many at once, through the engine that will verify.
+"""The backbone answers prompts, many at once, through the engine that will verify.
 
 Continuous batching: a pass holds one row for every running answer and a chunk of each prompt that
 is still being read. A row's bits do not depend on its company, so an answer is the same whatever
@@ -15,13 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from drafthead.backbone.handle import Backbone, KvCache, Segment
+from drafthead.backbone.handle import Backbone, KvCache, Segment, Want
 from drafthead.decoding.constraints import EndRule, FinishReason
 from drafthead.errors import TrainingError
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import common_prefix
 from drafthead.training.features import FeatureFiles
+from drafthead.training.prompts import digest
+from drafthead.training.sampling import Dice, is_sampled
+from drafthead.training.tally import tally
 
 PREFILL_ROWS = 256  # prompt rows a pass may carry beside the running answers
 FINISHES: tuple[FinishReason, ...] = ("stop", "length", "looped")
@@ -29,12 +32,18 @@ FINISHES: tuple[FinishReason, ...] = ("stop", "length", "looped")
 
 @dataclass(frozen=True)
 class RegenSettings:
-    """What decides the content of an answer, and so must not change within a folder."""
+    """What decides the content of an answer, and so must not change within a folder.
+
+    sampled: share of the prompts, chosen by the seed, that are answered by sampling at
+    `temperature`; all others are answered greedily.
+    """
 
     max_tokens: int = 256
     capacity: int = 1024
     keep_loops: bool = False
     seed: int = 0
+    temperature: float = 1.0
+    sampled: float = 0.0
 
 
 @dataclass
@@ -61,10 +70,13 @@ class _Slot:
         self.cache = cache
         self.prompt_tokens: list[int] = []
 
-    def start(self, prompt: PromptRow, tokens: list[int], end: EndRule) -> None:
-        """Begin another prompt; what it shares with the last one (a system text) stays cached."""
+    def start(self, prompt: PromptRow, tokens: list[int], end: EndRule, dice: Dice | None) -> None:
+        """Begin another prompt; what it shares with the last one (a system text) stays cached.
+
+        dice: for a sampled answer.
+        """
         self.cache.rollback(common_prefix(self.prompt_tokens, tokens[:-1]))
-        self.prompt, self.prompt_tokens, self.end = prompt, tokens, end
+        self.prompt, self.prompt_tokens, self.end, self.dice = prompt, tokens, end, dice
         self.answer: list[int] = []
         self.states_AD: list[NDArray[np.float32]] = []
 
@@ -79,8 +91,15 @@ class _Slot:
             return self.prompt_tokens[self.cache.length : self.cache.length + budget]
         return self.answer[-1:]
 
-    def push(self, token: int, state_D: NDArray[np.float32]) -> FinishReason | None:
-        """Take the target's next token and its state; why the answer ends with it, or None."""
+    def push(
+        self, token: int, state_D: NDArray[np.float32], logits_V: NDArray[np.float32] | None
+    ) -> FinishReason | None:
+        """Take the target's next token and its state; why the answer ends with it, or None.
+
+        token: the greedy one, which a sampled answer replaces by one drawn from the logits.
+        """
+        if self.dice is not None and logits_V is not None:
+            token = self.dice.token(logits_V, len(self.answer))
         self.answer.append(token)
         self.states_AD.append(state_D)
         return self.end.push(token)
@@ -128,12 +147,18 @@ class Regenerator:
                 self.counts.skipped += 1
                 continue
             slot = self._free.pop()
-            cut_loops = not self._settings.keep_loops
-            slot.start(prompt, tokens, EndRule(self._settings.max_tokens, self._eos_ids, cut_loops))
+            end = EndRule(self._settings.max_tokens, self._eos_ids, not self._settings.keep_loops)
+            slot.start(prompt, tokens, end, self._dice(prompt))
             self._busy.append(slot)
 
+    def _dice(self, prompt: PromptRow) -> Dice | None:
+        settings, key = self._settings, digest(prompt)
+        if not is_sampled(settings.seed, key, settings.sampled):
+            return None
+        return Dice(settings.seed, key, settings.temperature)
+
     def _one_pass(self) -> list[Answer]:
-        segments, slots, budget = [], [], PREFILL_ROWS
+        segments, slots, budget, drawing = [], [], PREFILL_ROWS, False
         for slot in self._busy:
             reading = slot.unread > 0
             rows = slot.next_rows(budget)
@@ -141,12 +166,16 @@ class Regenerator:
                 budget -= len(rows) if reading else 0
                 segments.append(Segment(slot.cache, rows))
                 slots.append(slot)
+                drawing |= slot.dice is not None and len(rows) >= slot.unread
                 self.counts.rows += len(rows)
-        result = self.backbone.forward(segments, rows="last", want="tokens")
+        want: Want = "logits" if drawing else "tokens"
+        result = self.backbone.forward(segments, rows="last", want=want)
+        logits_RV = [None] * len(slots) if result.logits is None else result.logits
         self.counts.passes += 1
         done = []
-        for slot, token, state_D in zip(slots, result.tokens.tolist(), result.hidden, strict=True):
-            finish = None if slot.unread else slot.push(token, state_D)
+        rows_R = zip(slots, result.tokens.tolist(), result.hidden, logits_RV, strict=True)
+        for slot, token, state_D, logits_V in rows_R:
+            finish = None if slot.unread else slot.push(token, state_D, logits_V)
             if finish is not None:
                 done.append(self._complete(slot, finish))
         return done
@@ -160,20 +189,25 @@ class Regenerator:
         self.counts.finishes[finish] += 1
         prompt = slot.prompt
         answer = Answer(
-            prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish
-        )
+            prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish,
+            slot.dice.temperature if slot.dice else 0.0, prompt.lang,
+        )  # fmt: skip
         if self.features is not None:  # the last token's state draws nothing: no anchor
             self.features.append(answer, np.stack(slot.states_AD)[:-1], slot.cache)
         return answer
 
 
-def _check_same_run(manifest: dict[str, object] | None, wanted: dict[str, object]) -> None:
+def check_same_run(manifest: dict[str, object] | None, wanted: dict[str, object]) -> None:
+    """Refuse a folder of another backbone or other settings: TrainingError names what differs."""
     if manifest is None:
         return
-    for key in ("backbone", "fingerprint", "settings"):
-        if manifest.get(key) != wanted[key]:
+    found = dict(manifest)
+    if isinstance(found.get("settings"), dict):  # written before it had all of them
+        found["settings"] = asdict(RegenSettings()) | found["settings"]  # type: ignore[operator]
+    for key in ("backbone", "fingerprint", "tokenizer_fingerprint", "settings"):
+        if found.get(key) != wanted[key]:
             raise TrainingError(
-                f"The answers in this folder were made with {key} {manifest.get(key)!r}, this run "
+                f"The answers in this folder were made with {key} {found.get(key)!r}, this run "
                 f"has {wanted[key]!r}; use another --out folder."
             )
 
@@ -205,7 +239,7 @@ def regenerate(
         "complete": False,
     }
     store = AnswerStore(out)
-    _check_same_run(store.manifest(), manifest)
+    check_same_run(store.manifest(), manifest)
     store.write_manifest(manifest)
     store.repair()
     answered = {row.id for row in store.rows()}
@@ -220,27 +254,7 @@ def regenerate(
             regenerator.features.flush()
         store.flush()
     store.finish([prompt.id for prompt in prompts])
-    manifest |= _totals(store, regenerator.counts.skipped)
+    manifest |= tally(store.rows())
+    manifest |= {"complete": True, "skipped": regenerator.counts.skipped}
     store.write_manifest(manifest)
     return manifest
-
-
-def _totals(store: AnswerStore, skipped: int) -> dict[str, object]:
-    finishes: dict[str, int] = dict.fromkeys(FINISHES, 0)
-    tasks: dict[str, int] = {}
-    prompt_tokens = answer_tokens = 0
-    for row in store.rows():
-        finishes[row.finish] += 1
-        tasks[row.task] = tasks.get(row.task, 0) + 1
-        prompt_tokens += len(row.prompt_tokens)
-        answer_tokens += len(row.answer)
-    return {
-        "complete": True,
-        "answers": sum(finishes.values()),
-        "answer_tokens": answer_tokens,
-        "prompt_tokens": prompt_tokens,
-        "truncated": finishes["length"],
-        "looped": finishes["looped"],
-        "skipped": skipped,
-        "tasks": dict(sorted(tasks.items())),
-    }

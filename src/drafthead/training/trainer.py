@@ -26,6 +26,7 @@ from drafthead.training.curves import Curves
 from drafthead.training.data import batches
 from drafthead.training.losses import unrolled_loss
 from drafthead.training.modules import Batch, FrozenMtpHead
+from drafthead.training.optimizer import HeadOptimizer
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import TrainRecipe
 from drafthead.training.schedule import lr_share
@@ -34,7 +35,6 @@ from drafthead.training.selection import Trial
 CHECKPOINT, BEST = "checkpoint.safetensors", "best.safetensors"
 MAX_BAD_IN_ROW = 3
 REPORT_EVERY = 20
-BETAS = (0.9, 0.95)
 
 
 @dataclass
@@ -117,14 +117,7 @@ class Trainer:
         self._counts = list(anchor_counts)
         if not sum(self._counts):
             raise TrainingError("No answer has two tokens or more: there is nothing to train on.")
-        self._names = [name for name, _ in head.named_parameters()]
-        matrices = [weight for weight in head.parameters() if weight.dim() == 2]
-        norms = [weight for weight in head.parameters() if weight.dim() != 2]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": recipe.weight_decay},
-             {"params": norms, "weight_decay": 0.0}],
-            lr=recipe.lr, betas=BETAS, foreach=False,
-        )  # fmt: skip
+        self._optimizer = HeadOptimizer(head, recipe)
 
     @property
     def share(self) -> float:
@@ -167,7 +160,8 @@ class Trainer:
             due = self.progress.step % recipe.evaluate_every == 0 or self.share >= 1.0
             if due or self.progress.step % REPORT_EVERY == 0:
                 if self._workers.first:
-                    report = self._report(window, evaluate if due else None)
+                    with self._optimizer.averaged():
+                        report = self._report(window, evaluate if due else None)
                     curves.add(report_row(report), draw=due)
                     on_report(report)
                 window = _Window(recipe.unroll)
@@ -178,9 +172,13 @@ class Trainer:
         return self.progress
 
     def keep_best(self) -> Mapping[str, Any]:
-        """Load the weights of the fastest evaluation and tell about it; empty without any."""
+        """Load the weights of the fastest evaluation and tell about it; empty without any.
+
+        Without one, the averaged weights where the recipe asks for averages.
+        """
         path = self._folder / BEST
         if not path.is_file():
+            self._optimizer.use_average()
             return {}
         weights, state = checkpoint.load(path)
         self.head.load_state_dict(weights)
@@ -210,8 +208,7 @@ class Trainer:
     def _step(self, indices: list[int], window: _Window) -> None:
         recipe = self._recipe
         share = lr_share(self._schedule_place(), recipe.warmup, recipe.schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = recipe.lr * share
+        self._optimizer.set_rate(share)
         self._optimizer.zero_grad()
         mine = self._workers.share(indices, self._counts)
         batch = self._maker(mine) if mine else None
@@ -237,8 +234,9 @@ class Trainer:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.precision == "bf16"):
             states = self.head(batch)
         loss, _, correct = unrolled_loss(
-            states, self._maker.rows_VD, batch.labels_KA, self._recipe.step_decay, counted
-        )
+            states, self._maker.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
+            self._maker.softcap, counted,
+        )  # fmt: skip
         return loss, correct
 
     def _schedule_place(self) -> float:
@@ -256,7 +254,7 @@ class Trainer:
             norm = nn.utils.clip_grad_norm_(self.head.parameters(), self._recipe.grad_clip)
             finite = bool(torch.isfinite(norm))
         if finite:
-            self._optimizer.step()
+            self._optimizer.step(self.progress.step)
             self.progress.bad_in_row = 0
             return True
         self.progress.skipped += 1
@@ -296,11 +294,8 @@ class Trainer:
     def _save(self) -> None:
         if not self._workers.first:
             return
-        tensors: dict[str, Tensor] = {}
-        for name, weight in self.head.named_parameters():
-            tensors["weight/" + name] = weight
-            for key, value in self._optimizer.state.get(weight, {}).items():
-                tensors[f"{key}/{name}"] = value
+        weights = {"weight/" + name: weight for name, weight in self.head.named_parameters()}
+        tensors = {**weights, **self._optimizer.tensors()}
         checkpoint.save(self._folder / CHECKPOINT, tensors, asdict(self.progress))
 
     def _resume(self) -> None:
@@ -309,17 +304,13 @@ class Trainer:
             return
         tensors, state = checkpoint.load(path)
         for name, weight in self.head.named_parameters():
-            saved = tensors.get("weight/" + name)
+            saved = tensors.pop("weight/" + name, None)
             if saved is None or saved.shape != weight.shape:
                 raise TrainingError(
                     f"{path} is of another head: {name} differs; use another --run."
                 )
             weight.data.copy_(saved)
-            keys = [key for key in tensors if key.endswith("/" + name)]
-            moments = {key.partition("/")[0]: tensors[key] for key in keys}
-            del moments["weight"]
-            if moments:
-                self._optimizer.state[weight] = moments
+        self._optimizer.load(tensors)
         try:
             self.progress = Progress(**state)
         except TypeError as error:

@@ -6,12 +6,18 @@ followed the same token before. So query, output and norm are the layer's own, a
 front is the ridge regression from what the head is given, the newest token's embedding and the
 state before it, to what enters that layer.
 
-Legend: A anchors, D hidden size, L the first layer that is read.
+What enters it is fitted at unit RMS, whatever it is in the backbone; the norm in front of the
+queries does not see the difference. What attention adds is divided by the same RMS, and where the
+backbone norms it before it is added, that norm, which a head has not, goes into the output
+projection with its mean divisor.
+
+Legend: A anchors, T tokens, D hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,10 +26,25 @@ from drafthead.backbone.handle import Backbone
 from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
 from drafthead.training.host import TorchHost
-from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.modules import FrozenMtpHead, HeadLayer
 
 FIT_ANCHORS = 8000  # about 7 for each input of SmolLM2-135M
 RIDGE = 0.03  # of the inputs' mean square, which the norms make 1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What to fit on: anchors of answers spread over all.
+
+    inputs_A2D: what the projection in front is given.  states_AD: what enters the first layer that
+    is read, at the position after the anchor, where the backbone reads the same token; of unit RMS.
+    scales: for each read layer, what its attention's output is multiplied by on average: one over
+    the RMS of what enters it, and over its own where the backbone norms it.
+    """
+
+    inputs_A2D: Tensor
+    states_AD: Tensor
+    scales: tuple[float, ...]
 
 
 @torch.no_grad()
@@ -32,37 +53,57 @@ def start_from_backbone(
     answers: Sequence[Answer],
 ) -> None:  # fmt: skip
     """Give a new head the attention of the layers it reads, and fit the projection before it."""
-    host = TorchHost(backbone)
-    inputs_A2D, states_AD = samples(head, host, kv_layers[0], maker, answers)
-    head.pre_projection.weight.copy_(ridge(inputs_A2D, states_AD, RIDGE))
-    for layer, source in zip(head.model.layers, kv_layers, strict=True):
-        at = f"blk.{source}."
-        layer.input_layernorm.weight.copy_(host.norm(at + "attn_norm"))
-        layer.pre_feedforward_layernorm.weight.copy_(host.norm(at + "ffn_norm"))
-        layer.self_attn.q_proj.weight.copy_(host.matrix(at + "attn_q"))
-        layer.self_attn.o_proj.weight.copy_(host.matrix(at + "attn_output"))
+    host = TorchHost(backbone, max(kv_layers) + 1, maker.rows_VD.dtype)
+    found = samples(head, host, kv_layers, maker, answers)
+    head.pre_projection.weight.copy_(ridge(found.inputs_A2D, found.states_AD, RIDGE))
+    for layer, source, scale in zip(head.model.layers, kv_layers, found.scales, strict=True):
+        assert isinstance(layer, HeadLayer)
+        _copy_attention(layer, host, f"blk.{source}.", scale)
+
+
+def _copy_attention(layer: HeadLayer, host: TorchHost, at: str, scale: float) -> None:
+    attention, output = layer.self_attn, host.values(at + "attn_output.weight")
+    layer.input_layernorm.weight.copy_(host.values(at + "attn_norm.weight"))
+    layer.pre_feedforward_layernorm.weight.copy_(host.values(at + "ffn_norm.weight"))
+    attention.q_proj.weight.copy_(host.values(at + "attn_q.weight"))
+    if host.spec.qkv_bias:
+        attention.q_proj.bias.copy_(host.values(at + "attn_q.bias"))
+    if attention.q_norm is not None:
+        attention.q_norm.weight.copy_(host.values(at + "attn_q_norm.weight"))
+    if host.spec.post_norms:
+        output = host.values(at + "post_attention_norm.weight")[:, None] * output
+    attention.o_proj.weight.copy_(scale * output)
 
 
 def samples(
-    head: FrozenMtpHead, host: TorchHost, layer: int, maker: BatchMaker, answers: Sequence[Answer]
-) -> tuple[Tensor, Tensor]:
-    """Pairs to fit on, from answers spread over all: (A, 2D) inputs and (A, D) states of unit RMS.
-
-    The state is that of position i + 1, where the backbone reads the token an anchor i is given.
-    """
-    taken, inputs, states = 0, [], []
+    head: FrozenMtpHead, host: TorchHost, kv_layers: Sequence[int], maker: BatchMaker,
+    answers: Sequence[Answer],
+) -> Samples:  # fmt: skip
+    """Run answers through the backbone's layers until there are anchors enough."""
+    inputs, states = list[Tensor](), list[Tensor]()
+    factors: list[list[Tensor]] = [[] for _ in kv_layers]
     stride = max(1, len(answers) * 40 // FIT_ANCHORS)
     for index in range(0, len(answers), stride):
         batch = maker([index])
-        answer = answers[index]
-        entering = host.residual([*answer.prompt_tokens, *answer.answer], layer)
+        at = batch.positions_A + 1
+        host.run([*answers[index].prompt_tokens, *answers[index].answer])
         inputs.append(head.joined(batch.embeddings_KAD[0], batch.hidden_AD))
-        states.append(entering[batch.positions_A + 1])
-        taken += len(batch.positions_A)
-        if taken >= FIT_ANCHORS:
+        states.append(host.entering(kv_layers[0])[at])
+        for layer, found in zip(kv_layers, factors, strict=True):
+            factor = 1 / rms(host.entering(layer)[at])
+            if host.spec.post_norms:
+                factor = factor / rms(host.attended(layer)[at])
+            found.append(factor)
+        if sum(map(len, states)) >= FIT_ANCHORS:
             break
+    scales = tuple(float(torch.cat(found).mean()) for found in factors)
     states_AD = torch.cat(states)
-    return torch.cat(inputs), states_AD / states_AD.pow(2).mean(-1, keepdim=True).sqrt()
+    return Samples(torch.cat(inputs), states_AD / rms(states_AD), scales)
+
+
+def rms(x: Tensor) -> Tensor:
+    """Root mean square of each row, (..., 1)."""
+    return x.pow(2).mean(-1, keepdim=True).sqrt()
 
 
 def ridge(inputs_AI: Tensor, targets_AO: Tensor, strength: float) -> Tensor:
