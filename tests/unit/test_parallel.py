@@ -65,7 +65,7 @@ def train_here(features, out, turned=False):
         def backwards(indices):
             return maker(indices[::-1])
 
-        backwards.rows_VD = maker.rows_VD
+        backwards.rows_VD, backwards.softcap = maker.rows_VD, maker.softcap
         trainer._maker = backwards
     losses = []
     trainer.run(on_report=lambda report: losses.append(report.loss))
