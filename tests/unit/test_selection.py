@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,12 @@ def test_tasks_take_turns_and_each_gives_at_most_what_the_recipe_says():
     answers = heldout({"a": [9, 9, 9, 9], "b": [1, 9], "c": [9, 9]})
     chosen = trial_answers(answers, MeasureRecipe(per_task=2))
     assert [answers[place].id for place in chosen] == ["a0", "b1", "c0", "a1", "c1"]
+
+
+def test_sampled_answers_are_not_decoded_again():
+    answers = heldout({"a": [9, 9, 9]})
+    answers[1] = dataclasses.replace(answers[1], temperature=0.8)
+    assert trial_answers(answers, MeasureRecipe(per_task=3)) == [0, 2]
 
 
 def test_an_evaluation_decodes_few_tokens_but_always_something():

@@ -118,7 +118,11 @@ class FeatureFiles:
     """
 
     def __init__(
-        self, folder: Path, backbone: Backbone, kv_layers: Sequence[int], taps: Sequence[int] = (),
+        self,
+        folder: Path,
+        backbone: Backbone,
+        kv_layers: Sequence[int],
+        taps: Sequence[int] = (),
         source: str | None = None,
     ) -> None:
         spec = backbone.spec
