@@ -46,8 +46,9 @@ class HeadConfig:
     attention_bias, qk_norm: whether the queries have a bias, and a norm of each query head, as the
     backbone's queries have.  markov_rank: of the bias that the token before gives to scores; 0 is
     none.  taps: backbone layers whose output it reads beside the last hidden state.  positions: how
-    many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  training: a record
-    of how the head came to be, for people.
+    many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
+    whether it may draft tokens outside its draft vocabulary that the text so far holds.
+    training: a record of how the head came to be, for people.
     """
 
     d_model: int
@@ -67,6 +68,7 @@ class HeadConfig:
     markov_rank: int = 0
     taps: tuple[int, ...] = ()
     positions: int = 1
+    prompt_tokens: bool = False
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -149,6 +151,7 @@ class HeadConfig:
                 "markov_rank": self.markov_rank,
                 "draft_position": DRAFT_POSITION,
                 "draft_vocab_size": self.draft_vocab_size,
+                "draft_prompt_tokens": self.prompt_tokens,
                 "trained_steps": self.trained_steps,
                 "quantization": QUANTIZATION,
                 "training": dict(self.training),
@@ -187,6 +190,7 @@ class HeadConfig:
             qk_norm=top.flag("use_qk_norm"),
             markov_rank=block.optional("markov_rank", 0, MAX_MARKOV_RANK, 0),
             taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
+            prompt_tokens=block.flag("draft_prompt_tokens"),
             positions=block.optional("positions", 1, MAX_POSITIONS, 1),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
             training=_Fields(block.get("training", dict), "frozen_mtp.training.").content,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from drafthead.training.modules import Batch, SequenceKv
+from drafthead.training.modules import Batch, SequenceKv, with_learned
 
 CHUNK_ROWS = 256  # logits of this many rows stay in the processor's cache
 CE_SHARE = 0.1  # of the loss "tv"
@@ -141,7 +141,7 @@ class _FrozenLoss(torch.autograd.Function):
         losses, choices, gradients = [], [], []
         slopes_VB = None if learned_VB is None else torch.zeros_like(learned_VB)
         if learned_VB is not None:
-            rows_VD = torch.cat([rows_VD, learned_VB.to(rows_VD.dtype)], dim=1)
+            rows_VD = with_learned(rows_VD, learned_VB)
         per_row = (states_MD, labels_M, targets_M, weights_M)
         chunks = (tensor.split(CHUNK_ROWS) for tensor in per_row)
         for states, labels, targets, weights in zip(*chunks, strict=True):
@@ -154,6 +154,7 @@ class _FrozenLoss(torch.autograd.Function):
             gradients.append((slopes @ rows_VD).float() * weights[:, None])
             if slopes_VB is not None:
                 inputs = weights[:, None] * states[:, -slopes_VB.shape[1] :]
+                slopes = slopes[:, : len(slopes_VB)]
                 slopes_VB += (slopes.T @ inputs.to(slopes.dtype)).float()
         ctx.save_for_backward(torch.cat(gradients), slopes_VB)
         choices_M = torch.cat(choices)

@@ -42,7 +42,8 @@ class Batch:
 
     hidden_AD: h_i; where the head has taps they follow it, (A, (1 + T) D).  embeddings_KAD: of each
     step's input token.  inputs_KA: its place in the draft vocabulary, -1 outside.  labels_KA: place
-    of each step's label, -1 where it does not count.  positions_A: i.
+    of each step's label, -1 where it does not count.  positions_A: i.  rows_VD: output rows of the
+    draft vocabulary, and behind them those of tokens that the batch's own texts hold.
     """
 
     hidden_AD: Tensor
@@ -51,6 +52,13 @@ class Batch:
     labels_KA: Tensor
     positions_A: Tensor
     sequences: Sequence[SequenceKv]
+    rows_VD: Tensor
+
+
+def with_learned(rows_VD: Tensor, learned_VB: Tensor) -> Tensor:
+    """Output rows and what a head adds to those of its draft vocabulary, side by side."""
+    behind = len(rows_VD) - len(learned_VB)
+    return torch.cat([rows_VD, F.pad(learned_VB, (0, 0, 0, behind)).to(rows_VD.dtype)], dim=1)
 
 
 class RmsNorm(nn.Module):
@@ -281,4 +289,4 @@ class FrozenMtpHead(nn.Module):
         learned_VB = self.learned_rows
         if learned_VB is None:
             return rows_VD
-        return torch.cat([rows_VD, learned_VB.to(rows_VD.dtype)], dim=-1)
+        return with_learned(rows_VD, learned_VB)

@@ -139,6 +139,7 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         markov_rank=head.markov_rank,
         taps=head.taps,
         positions=head.positions,
+        prompt_tokens=head.prompt_tokens,
         target=target,
         training={
             "recipe": head.name,
@@ -190,14 +191,17 @@ class Outcome:
 class _Makers:
     """Batches of the answers, by place in `inputs.answers`, for a number of draft steps."""
 
-    def __init__(self, session: Session, inputs: Inputs, features: FeatureStore) -> None:
+    def __init__(
+        self, session: Session, inputs: Inputs, features: FeatureStore, prompt_tokens: bool
+    ) -> None:
         self._backbone, self._inputs, self._features = session.backbone, inputs, features
+        self._prompt_tokens = prompt_tokens
 
     def __call__(self, steps: int, dtype: torch.dtype) -> BatchMaker:
         inputs, backbone = self._inputs, self._backbone
         return BatchMaker(
             backbone.native, self._features, inputs.answers, inputs.vocabulary, steps, dtype,
-            backbone.spec.final_softcap,
+            backbone.spec.final_softcap, self._prompt_tokens,
         )  # fmt: skip
 
 
@@ -219,7 +223,7 @@ def train(
     torch.manual_seed(recipe.train.seed)
     torch.set_num_threads(backbone.threads)
     head = FrozenMtpHead(config)
-    makers = _Makers(session, inputs, features)
+    makers = _Makers(session, inputs, features, config.prompt_tokens)
     maker = makers(recipe.train.unroll, DTYPES[recipe.train.precision])
     new = workers.first and not (run / CHECKPOINT).is_file()
     if new and recipe.train.start == "backbone":

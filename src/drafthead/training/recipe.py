@@ -65,6 +65,7 @@ class HeadRecipe:
     kv_layers: tuple[int, ...] = _layers(NO_ATTENTION)
     d_ff: int = _number(32, 1 << 16)
     draft_vocab: int = _number(16, 1 << 20)
+    prompt_tokens: bool = True
     vocabulary: str = _choice("frequency", "prefix", default="frequency")
     markov_rank: int = _number(0, MAX_MARKOV_RANK, 0)
     taps: tuple[int, ...] = _layers(0, ())

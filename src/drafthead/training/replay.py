@@ -41,9 +41,9 @@ def replay(
     """Replay the answers of some batches, each as far as `max_tokens`, and pool the counts."""
     last = None if max_tokens is None else max_tokens - 1  # the prefill gives the first token
     stats = DecodeStats()
-    score_rows = head.score_rows(maker.rows_VD)
     for indices in batches:
         batch = maker(indices)
+        score_rows = head.score_rows(batch.rows_VD)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             states = head(batch)
         choices = [
