@@ -58,7 +58,6 @@ class Pace:
         self._regenerator, self._clock = regenerator, clock
         self._start = clock()
         self._prompts, self._answers = Lengths(settings.capacity), Lengths(settings.max_tokens)
-        self._done = 0
 
     @property
     def seconds(self) -> float:
@@ -69,18 +68,18 @@ class Pace:
         """Count an answer of this run."""
         self._prompts.add(answer.task, len(answer.prompt_tokens))
         self._answers.add(answer.task, len(answer.answer))
-        self._done += len(answer.prompt_tokens) + len(answer.answer)
 
     def tokens(self) -> tuple[float, float]:
         """Prompt and answer tokens that are done, and that are left."""
         running = self._regenerator.running
         answers = self._answers.having((prompt.task, written) for prompt, _, written in running)
         under_way = sum(cached for _, cached, _ in running)
+        counts = self._regenerator.counts
         left = sum(
             count * (self._prompts.mean(task) + answers.mean(task))
-            for task, count in self._regenerator.counts.left.items()
+            for task, count in counts.left.items()
         )
-        return self._done + under_way, max(0.0, left - under_way)
+        return counts.prompt_tokens + counts.answer_tokens + under_way, max(0.0, left - under_way)
 
     def seconds_left(self) -> float:
         """At the pace so far."""
