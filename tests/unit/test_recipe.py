@@ -89,3 +89,17 @@ def test_a_recipe_is_found_by_its_path_or_by_its_name(tmp_path):
         assert load_recipe(find_recipe(name)).head.backbone == "smollm2-135m"
     with pytest.raises(TrainingError, match=r"no recipe smollm3.*smollm2-quick"):
         find_recipe("smollm3")
+
+
+def test_variants_of_a_head_are_named_by_the_recipe():
+    variant = ["kv_layers = [-1, 5]", 'vocabulary = "prefix"', "markov_rank = 64",
+               "taps = [9, 19]", "positions = 3"]  # fmt: skip
+    more = "\n".join(variant)
+    text = GOOD.replace("kv_layers = [3, 5]", more)
+    head = parse_recipe(text).head
+    assert (head.kv_layers, head.read_layers, head.taps) == ((-1, 5), (5,), (9, 19))
+    assert (head.vocabulary, head.markov_rank, head.positions) == ("prefix", 64, 3)
+    plain = parse_recipe(GOOD).head
+    assert (plain.taps, plain.markov_rank, plain.positions) == ((), 0, 1)
+    with pytest.raises(TrainingError, match="unroll"):
+        parse_recipe(text.replace("positions = 3", "positions = 4"))

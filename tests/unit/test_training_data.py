@@ -216,3 +216,8 @@ def test_a_batch_pairs_each_anchor_with_its_tokens_states_and_keys(features):
         keys = features.kv(index)[:, :, 0].astype(np.float32)  # (R, L, G, H)
         assert (sequence.keys_LGRH.numpy() == keys.transpose(1, 2, 0, 3)).all()
         assert batch.positions_A[sequence.anchors].max() == sequence.keys_LGRH.shape[2] - 1
+
+
+def test_the_vocabulary_of_a_prefix_is_the_first_ids():
+    found = select_vocabulary(ANSWERS, [trainee.EOS], trainee.V, 48, "prefix")
+    assert found.token_ids.tolist() == list(range(48))
