@@ -96,7 +96,8 @@ void set_tensor(WeightSlots& slots, Backbone& backbone, const std::string& name,
 }
 
 nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::vector<int>& counts,
-                  const Vector<int32_t>& tokens, const Vector<int32_t>& outputs, int level) {
+                  const Vector<int32_t>& tokens, const Vector<int32_t>& outputs, int level,
+                  const std::vector<int>& taps) {
     if (caches.size() != counts.size())
         throw std::invalid_argument("caches and counts differ in number");
     if (level < 0 || level > 2) throw std::invalid_argument("level must be 0, 1 or 2");
@@ -113,12 +114,12 @@ nb::tuple forward(Backbone& self, const std::vector<Cache*>& caches, const std::
     }
     const std::vector<int> wanted(outputs.data(), outputs.data() + outputs.size());
     const size_t r = wanted.size();
-    const auto width = static_cast<size_t>(self.spec().width);
+    const size_t width = (1 + taps.size()) * static_cast<size_t>(self.spec().width);
     const auto vocabulary = static_cast<size_t>(self.spec().vocabulary);
     auto hidden = owned<float, 2>(room<float>(r * width), {r, width});
     nb::object token_array = nb::none();
     nb::object logit_array = nb::none();
-    PassOutputs out{hidden.data(), nullptr, nullptr};
+    PassOutputs out{hidden.data(), nullptr, nullptr, taps};
     if (level >= 1) {
         out.tokens = room<int32_t>(r);
         token_array = nb::cast(owned<int32_t, 1>(out.tokens, {r}));
@@ -193,11 +194,13 @@ nb::object value_view(nb::handle_t<Cache> self, int layer) {
 }
 
 nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float>& hidden,
-                int max_tokens, float min_confidence) {
-    if (static_cast<int>(hidden.size()) != self.backbone().spec().width) {
+                int max_tokens, float min_confidence, const std::vector<int>& more) {
+    const auto width = static_cast<size_t>(self.backbone().spec().width);
+    const size_t expected = (1 + static_cast<size_t>(self.taps())) * width;
+    // Another head of the same backbone may have more taps: they come after this head's own.
+    if (hidden.size() < expected || hidden.size() % width != 0) {
         throw std::invalid_argument("the hidden state has " + std::to_string(hidden.size()) +
-                                    " values, expected " +
-                                    std::to_string(self.backbone().spec().width));
+                                    " values, expected " + std::to_string(expected));
     }
     const KvCache& kv = cache.of(self.backbone());
     max_tokens = std::clamp(max_tokens, 0, kv.capacity());  // no longer draft can be verified
@@ -207,7 +210,7 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
     {
         const nb::gil_scoped_release release;
         count = static_cast<size_t>(self.draft(kv, token, hidden.data(), max_tokens, min_confidence,
-                                               tokens.data(), confidences.data()));
+                                               more, tokens.data(), confidences.data()));
     }
     auto token_array = owned<int32_t, 1>(room<int32_t>(count), {count});
     auto confidence_array = owned<float, 1>(room<float>(count), {count});
@@ -279,7 +282,7 @@ NB_MODULE(_native, m) {
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a, "mapped"_a = false)
         .def("finish", &Backbone::finish)
         .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(),
-             "outputs"_a.noconvert(), "level"_a)
+             "outputs"_a.noconvert(), "level"_a, "taps"_a = std::vector<int>{})
         .def(
             "embed",
             [](const Backbone& self, const Vector<int32_t>& tokens) {
@@ -377,8 +380,14 @@ NB_MODULE(_native, m) {
                const std::vector<int>& kv_layers, const Vector<int32_t>& draft_token_ids) {
                 const HeadShape shape = described([&] {
                     const SpecDict of{spec};
-                    return HeadShape{of.integer("d_ff"), kv_layers,
-                                     of.integer("attention_bias") != 0, of.integer("qk_norm") != 0};
+                    return HeadShape{of.integer("d_ff"),
+                                     kv_layers,
+                                     of.integer("attention_bias") != 0,
+                                     of.integer("qk_norm") != 0,
+                                     of.integer("markov_rank"),
+                                     of.integer("taps"),
+                                     of.integer("positions"),
+                                     of.integer("prompt_tokens") != 0};
                 });
                 new (self) MtpHead(
                     std::move(backbone), shape,
@@ -393,7 +402,10 @@ NB_MODULE(_native, m) {
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)
-        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a)
+        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a,
+             "more_groups"_a = std::vector<int>{})
+        .def_prop_ro("prompt_tokens", &MtpHead::prompt_tokens)
+        .def_prop_ro("positions", &MtpHead::positions)
         .def_prop_ro("nbytes", &MtpHead::bytes)
         .def_prop_ro("step_bytes", &MtpHead::step_bytes)
         .def(
@@ -402,6 +414,7 @@ NB_MODULE(_native, m) {
                 std::vector<std::pair<uintptr_t, uintptr_t>> addresses;
                 const KvCache& kv = cache.of(self.backbone());
                 for (const int layer : self.kv_layers()) {
+                    if (layer < 0) continue;
                     addresses.emplace_back(reinterpret_cast<uintptr_t>(kv.keys(layer, 0)),
                                            reinterpret_cast<uintptr_t>(kv.values(layer, 0)));
                 }

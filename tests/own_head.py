@@ -61,9 +61,11 @@ def own_model(threads: int = 1) -> Backbone:
     return build(MODEL, own_weights(), threads)
 
 
-def head_sizes(d_ff: int) -> dict[str, int]:
-    """What the core is told of a head's shape, without biases and norms of its queries."""
-    return {"d_ff": d_ff, "attention_bias": 0, "qk_norm": 0}
+def head_sizes(d_ff: int, **variant: int) -> dict[str, int]:
+    """What the core is told of a head's shape: the plain one, but for what is named."""
+    plain = {"attention_bias": 0, "qk_norm": 0, "markov_rank": 0, "taps": 0, "positions": 1,
+             "prompt_tokens": 0}
+    return {"d_ff": d_ff, **plain, **variant}
 
 
 def native_head(
@@ -72,11 +74,12 @@ def native_head(
     kv_layers: list[int],
     ids: np.ndarray,
     weights: dict[str, np.ndarray],
+    **variant: int,
 ) -> _native.MtpHead:
     """A finished head; its matrices become Q8_0."""
     head = _native.MtpHead(
         backbone.native,
-        head_sizes(d_ff),
+        head_sizes(d_ff, **variant),
         kv_layers,
         ids.astype(np.int32),
     )

@@ -68,7 +68,9 @@ Backbone::Backbone(const ModelSpec& spec, int threads)
     : spec_((check_spec(spec), spec)),
       rotary_(spec),
       pool_(threads),
-      layers_(static_cast<size_t>(spec.layers)) {
+      layers_(static_cast<size_t>(spec.layers)),
+      ones_(static_cast<size_t>(spec.width)) {
+    std::fill_n(ones_.data(), ones_.size(), 1.0f);
     slots_.matrix("token_embd.weight", &embedding_, spec.vocabulary, spec.width);
     slots_.vector("output_norm.weight", &final_norm_, spec.width);
     if (!spec.tied) slots_.matrix("output.weight", &output_, spec.vocabulary, spec.width);
@@ -201,6 +203,12 @@ void Backbone::forward(const std::vector<Segment>& segments, const int32_t* toke
                        const std::vector<int>& outputs, Level level, const PassOutputs& out) {
     const std::lock_guard<std::mutex> lock(turn_);
     const int rows = checked_rows(segments, tokens, outputs);
+    for (const int layer : out.taps) {
+        if (layer < 0 || layer >= spec_.layers) {
+            throw std::invalid_argument("a tap of layer " + std::to_string(layer) +
+                                        " of a backbone with " + std::to_string(spec_.layers));
+        }
+    }
     if (rows == 0) return;
 
     std::vector<RowPlace> places;
@@ -220,18 +228,36 @@ void Backbone::forward(const std::vector<Segment>& segments, const int32_t* toke
 
     const PassContext pass{spec_, rotary_, kernels(), places, work_};
     pool_.run([&](Team& team) {
-        run_rows(team, tokens, pass);
+        run_rows(team, tokens, outputs, pass, out);
         run_outputs(team, outputs, level, pass, out);
     });
     for (const Segment& s : segments) s.cache->append(s.count);
 }
 
-void Backbone::run_rows(Team& team, const int32_t* tokens, const PassContext& pass) {
+void Backbone::run_rows(Team& team, const int32_t* tokens, const std::vector<int>& outputs,
+                        const PassContext& pass, const PassOutputs& out) {
     const auto [begin, end] = team.share(static_cast<int>(pass.rows.size()));
     embed(tokens + begin, end - begin, work_.x.data() + static_cast<size_t>(begin) * spec_.width);
     team.barrier();
     for (int i = 0; i < spec_.layers; ++i) {
         run_layer(layers_[static_cast<size_t>(i)], i, pass, team);
+        for (size_t slot = 0; slot < out.taps.size(); ++slot) {
+            if (out.taps[slot] == i) keep_tap(team, slot, outputs, pass, out);
+        }
+    }
+}
+
+// x is complete, and nobody changes it before the next layer's first barrier.
+void Backbone::keep_tap(Team& team, size_t slot, const std::vector<int>& outputs,
+                        const PassContext& pass, const PassOutputs& out) {
+    const auto width = static_cast<size_t>(spec_.width);
+    const size_t stride = (1 + out.taps.size()) * width;
+    const auto [begin, end] = team.share(static_cast<int>(outputs.size()));
+    for (int i = begin; i < end; ++i) {
+        const auto row = static_cast<size_t>(outputs[static_cast<size_t>(i)]);
+        pass.kernels.rms_norm(work_.x.data() + row * width, ones_.data(), spec_.width,
+                              spec_.rms_eps,
+                              out.hidden + static_cast<size_t>(i) * stride + (1 + slot) * width);
     }
 }
 
@@ -244,7 +270,8 @@ void Backbone::run_outputs(Team& team, const std::vector<int>& outputs, Level le
             work_.x.data() + static_cast<size_t>(outputs[static_cast<size_t>(i)]) * spec_.width;
         pass.kernels.rms_norm(x, final_norm_.data(), spec_.width, spec_.rms_eps, final_.row(i));
         final_.quantize(pass.kernels, i, 0, spec_.width);
-        std::memcpy(out.hidden + static_cast<size_t>(i) * spec_.width, final_.row(i), row_bytes);
+        const size_t stride = (1 + out.taps.size()) * row_bytes / sizeof(float);
+        std::memcpy(out.hidden + static_cast<size_t>(i) * stride, final_.row(i), row_bytes);
     }
     if (level == Level::hidden || outputs.empty()) return;
     team.barrier();

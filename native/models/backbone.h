@@ -20,10 +20,14 @@ struct Segment {
 enum class Level : int { hidden = 0, tokens = 1, logits = 2 };
 
 // Where a pass writes; null where it is not asked for. R output rows.
+//
+// taps: layers whose output is given too. Such a row of the residual stream is divided by its root
+// mean square, as every reader does first, so that half precision holds it.
 struct PassOutputs {
-    float* hidden;    // (R, D) after the final norm
+    float* hidden;    // (R, (1 + taps) D): the state after the final norm, then each tap
     int32_t* tokens;  // (R) argmax, -1 where a row has no finite logit
     float* logits;    // (R, V)
+    std::vector<int> taps = {};
 };
 
 class Backbone {
@@ -57,7 +61,10 @@ private:
     void name_layer(int index);
     int checked_rows(const std::vector<Segment>& segments, const int32_t* tokens,
                      const std::vector<int>& outputs) const;
-    void run_rows(Team& team, const int32_t* tokens, const PassContext& pass);
+    void run_rows(Team& team, const int32_t* tokens, const std::vector<int>& outputs,
+                  const PassContext& pass, const PassOutputs& out);
+    void keep_tap(Team& team, size_t slot, const std::vector<int>& outputs, const PassContext& pass,
+                  const PassOutputs& out);
     void run_outputs(Team& team, const std::vector<int>& outputs, Level level,
                      const PassContext& pass, const PassOutputs& out);
 
@@ -70,7 +77,7 @@ private:
     Aligned<float> rope_factors_;  // (head_dim / 2), empty without
     std::vector<DecoderLayer> layers_;
     Matrix embedding_, output_;
-    Aligned<float> final_norm_;
+    Aligned<float> final_norm_, ones_;
     Workspace work_;
     Activations final_;
     Scores scores_;

@@ -240,6 +240,23 @@ void attend_rows(int kv_layer, Span rows, const PassContext& pass, Team& team) {
     team.barrier();
 }
 
+void run_attention(const DecoderLayer& layer, int kv_layer, const PassContext& pass, Team& team) {
+    Workspace& w = pass.work;
+    const Rows normed = norm_rows(layer.attention_norm.data(), pass, team);
+    project(layer.query, normed, w.q.data(), false, pass.kernels, team);
+    if (layer.key.rows > 0) {
+        project(layer.key, normed, w.k.data(), false, pass.kernels, team);
+        project(layer.value, normed, w.v.data(), false, pass.kernels, team);
+    }
+    team.barrier();
+    for (Span rows{0, 0}; rows.end < static_cast<int>(pass.rows.size());) {
+        rows = next_span(rows.end, kv_layer, pass.rows);
+        place_heads(layer, kv_layer, rows, pass, team);
+        attend_rows(kv_layer, rows, pass, team);
+    }
+    join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
+}
+
 // hidden = silu(gate . norm(x)) * (up . norm(x)), or with gelu, and its int8 form. A thread gates
 // the columns that it has multiplied itself, in pieces of 32, so nobody waits in between.
 void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& team) {
@@ -265,22 +282,9 @@ void gated_products(const DecoderLayer& layer, const PassContext& pass, Team& te
 }  // namespace
 
 void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass, Team& team) {
-    Workspace& w = pass.work;
-    const Rows normed = norm_rows(layer.attention_norm.data(), pass, team);
-    project(layer.query, normed, w.q.data(), false, pass.kernels, team);
-    if (layer.key.rows > 0) {
-        project(layer.key, normed, w.k.data(), false, pass.kernels, team);
-        project(layer.value, normed, w.v.data(), false, pass.kernels, team);
-    }
-    team.barrier();
-    for (Span rows{0, 0}; rows.end < static_cast<int>(pass.rows.size());) {
-        rows = next_span(rows.end, kv_layer, pass.rows);
-        place_heads(layer, kv_layer, rows, pass, team);
-        attend_rows(kv_layer, rows, pass, team);
-    }
-    join_branch(layer.output, w.attended.view(), layer.post_attention_norm, pass, team);
+    if (layer.query.rows > 0) run_attention(layer, kv_layer, pass, team);
     gated_products(layer, pass, team);
-    join_branch(layer.down, w.hidden.view(), layer.post_ff_norm, pass, team);
+    join_branch(layer.down, pass.work.hidden.view(), layer.post_ff_norm, pass, team);
 }
 
 }  // namespace drafthead

@@ -5,7 +5,7 @@
 //
 // Biases, norms of query and key heads and norms of a branch are there where the layer has them.
 // The same code runs a backbone layer, which writes its keys and values, and a head layer, which
-// has only the query side and reads a backbone layer's.
+// has only the query side and reads a backbone layer's, or has no first line at all.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,8 @@ struct DecoderLayer {
     Aligned<float> query_norm, key_norm;               // (head_dim)
     Aligned<float> query_bias;                         // (heads * head_dim)
     Aligned<float> key_bias, value_bias;               // (kv_heads * head_dim)
-    Matrix query, key, value, output;                  // key and value are empty in a head layer
+    // key and value are empty in a head layer, and all four in one without attention
+    Matrix query, key, value, output;
     Matrix gate, up, down;
     size_t bytes() const;
 };
@@ -64,8 +65,8 @@ struct PassContext {
 };
 
 // Runs on every thread of a job; kv_layer is the cache layer that is read (and written, where the
-// layer has keys and values) and whose window and rotary angles hold. x must be complete on entry
-// and is complete on return.
+// layer has keys and values) and whose window and rotary angles hold; a layer without attention
+// does not look at it. x must be complete on entry and is complete on return.
 void run_layer(const DecoderLayer& layer, int kv_layer, const PassContext& pass, Team& team);
 
 // out = (or +=) m . rows; this thread's share of the tiles, no barrier.

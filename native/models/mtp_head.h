@@ -3,11 +3,24 @@
 //
 // One draft step, for the last token x_n (n = cache length) and the state h before it:
 //
-//   x = pre_projection . [norm(embedding(x_n)), norm(h)]
+//   x = pre_projection . [norm(embedding(x_n)), norm(h), norm(tap) for each tap]
 //   x = layer(x) for each head layer, attending to backbone cells 0 .. n - 1
-//   s = norm(x);  draft token = argmax over the draft vocabulary of output_row . s
+//   s = norm(x)
+//   draft token = argmax over the draft vocabulary of output_row . s (+ markov_next_row . a)
 //
-// The next step takes the drafted token and s in place of h; cells and the rotary position n stay.
+// The next step takes the drafted token and s in place of h; taps, cells and the rotary position n
+// stay. What a head has of the following is told by its shape:
+//
+//   layers without attention  a feed-forward part alone
+//   taps                      outputs of backbone layers, which follow h in its row
+//   Markov bias               a bigram of low rank: a is the row of markov_previous that belongs to
+//                             the last token, and zero where that cannot be drafted (as in the
+//                             published DSpark heads, deepseek-ai/DeepSpec)
+//   positions P > 1           no recurrence: one pass drafts up to P tokens from P rows. All take
+//                             what the first step takes; row j > 0 adds position_embeddings[j] to
+//                             the norm of the embedding. The Markov bias alone goes from token to
+//                             token.
+//
 // The layout follows the Gemma 4 assistant checkpoints.
 #pragma once
 
@@ -18,12 +31,16 @@
 
 namespace drafthead {
 
-// kv_layers: for each head layer the backbone layer it reads. query_bias, query_norm: what the
-// queries have besides their matrix.
+// kv_layers: for each head layer the backbone layer it reads, or -1 for one without attention.
+// query_bias, query_norm: what the queries have besides their matrix. markov_rank: 0 for no bias.
 struct HeadShape {
-    int ff_width;
+    int ff_width = 0;
     std::vector<int> kv_layers;
-    bool query_bias, query_norm;
+    bool query_bias = false, query_norm = false;
+    int markov_rank = 0;
+    int taps = 0;
+    int positions = 1;
+    bool prompt_tokens = false;  // drafts tokens of the text so far too
 };
 
 class MtpHead {
@@ -39,30 +56,58 @@ public:
     // Drafts up to max_tokens ids after `token`; stops early after the token with which the product
     // of the confidences, the head's own guess that all are accepted, falls below min_confidence,
     // or before one whose scores are not finite. hidden: (D) post-final-norm state of the last
-    // cell. Returns the number of drafted tokens.
+    // cell, then (D) of each tap. more: ascending groups of 16 ids that may be drafted besides the
+    // draft vocabulary, in a head with prompt_tokens. Returns the number of drafted tokens.
     int draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
-              float min_confidence, int32_t* tokens, float* confidences);
+              float min_confidence, const std::vector<int>& more, int32_t* tokens,
+              float* confidences);
 
     const Backbone& backbone() const { return *backbone_; }
     Backbone& backbone() { return *backbone_; }
-    const std::vector<int>& kv_layers() const { return kv_layers_; }
+    const std::vector<int>& kv_layers() const { return shape_.kv_layers; }
+    int positions() const { return shape_.positions; }
+    int taps() const { return shape_.taps; }
+    bool prompt_tokens() const { return shape_.prompt_tokens; }
     size_t bytes() const;       // own weights and buffers but for the score scratch of attention
     size_t step_bytes() const;  // streamed by one step: own weights and the shared output rows
 
 private:
-    void run_step(Team& team, int32_t token, const float* state, const PassContext& pass);
+    // What is drafted from, and what has come of it. Every thread decides the same; one writes.
+    struct Drafting {
+        const float* hidden;
+        int max_tokens;
+        float min_confidence;
+        int32_t* tokens;
+        float* confidences;
+        int count;
+    };
+
+    void name_layer(size_t index);
+    void resize(int rows);
+    void choose_tiles(const std::vector<int>& more);
+    // All draft tokens, on every thread: passes of `rows` rows.
+    void run_draft(Team& team, int rows, int32_t token, Drafting& drafting,
+                   const PassContext& pass);
+    void run_rows(Team& team, int32_t token, const float* state, const float* taps,
+                  const PassContext& pass);
+    void join_inputs(int32_t token, const float* state, const float* taps, const PassContext& pass);
+    void score_row(Team& team, int row, int32_t previous, const Kernels& kernels);
+    int place_of(int32_t token) const;  // in the draft vocabulary; -1 outside
 
     std::shared_ptr<Backbone> backbone_;
     ModelSpec spec_;
+    HeadShape shape_;
     WeightSlots slots_;
-    std::vector<int> kv_layers_;
-    std::vector<int> draft_tiles_;
+    std::vector<int> draft_tiles_;   // of the draft vocabulary, ascending
+    std::vector<int> scored_tiles_;  // they, and behind them those of the text so far
     bool finished_ = false;
     Aligned<float> embedding_norm_, hidden_norm_, final_norm_;
-    Matrix pre_projection_;
+    std::vector<Aligned<float>> tap_norms_, position_embeddings_;
+    Matrix pre_projection_, markov_previous_, markov_next_;
     std::vector<DecoderLayer> layers_;
     Workspace work_;
-    Activations joined_, state_;
+    Activations joined_, states_;
+    std::vector<Activations> previous_;  // one for each thread: (1, markov_rank)
     Aligned<float> embedded_;
     Scores scores_;
 };

@@ -24,6 +24,14 @@ public:
     void score(const Matrix& m, const int* tiles, const Rows& rows, bool with_sums, float softcap,
                const Kernels& kernels, const Team& team);
 
+    // The two parts of it, for scores that are not complete after the first: logits = m . rows;
+    // then logits of one row += more . input, capped, and each chunk's best. A thread has the same
+    // chunks in both, so nobody waits in between.
+    void multiply(const Matrix& m, const int* tiles, const Rows& rows, const Kernels& kernels,
+                  const Team& team);
+    void add_and_reduce(int row, const Matrix& more, const Rows& input, float softcap,
+                        const Kernels& kernels, const Team& team);
+
     float* logits(int row) { return logits_.data() + static_cast<size_t>(row) * stride_; }
     // The row's best over all chunks; the index counts scored tokens. After a barrier.
     Best best(int row) const;
@@ -32,6 +40,14 @@ public:
     size_t bytes() const { return logits_.bytes() + best_.size() * sizeof(Best) + sums_.bytes(); }
 
 private:
+    struct Tiles {
+        int begin, end;
+    };
+    Tiles tiles_of(int chunk) const;
+    void multiply_chunk(int chunk, const Matrix& m, const int* tiles, const Rows& rows,
+                        const Kernels& kernels);
+    void reduce_chunk(int chunk, int row, bool with_sums, float softcap, const Kernels& kernels);
+
     int rows_ = 0, tokens_ = 0, chunks_ = 0;
     size_t stride_ = 0;
     Aligned<float> logits_;   // (rows, stride): tokens rounded up to whole tiles

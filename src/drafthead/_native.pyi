@@ -37,6 +37,7 @@ class Backbone:
         tokens: NDArray[np.int32],  # (M,), the segments one after the other
         outputs: NDArray[np.int32],  # (R,), indices into the M rows
         level: int,  # 0 hidden only, 1 + argmax tokens, 2 + logits
+        taps: Sequence[int] = (),  # layers whose output follows each hidden state, scaled to RMS 1
     ) -> tuple[NDArray[np.float32], NDArray[np.int32] | None, NDArray[np.float32] | None]: ...
     def embed(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
     def output_rows(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]: ...  # (n, D)
@@ -80,6 +81,8 @@ class Matrix:
     def nbytes(self) -> int: ...
 
 class MtpHead:
+    # spec: d_ff, attention_bias, qk_norm, markov_rank, taps (how many), positions, prompt_tokens.
+    # kv_layers: -1 for a layer without attention.
     def __init__(
         self,
         backbone: Backbone,
@@ -95,12 +98,17 @@ class MtpHead:
         self,
         cache: KvCache,
         token: int,
-        hidden: NDArray[np.float32],
+        hidden: NDArray[np.float32],  # (D) of a pass, and its taps
         max_tokens: int,
         min_confidence: float,
+        more_groups: Sequence[int] = (),  # of 16 ids, ascending; a head with prompt_tokens
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+    @property
+    def prompt_tokens(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...  # own weights and scratch; independent of the context
     @property
     def step_bytes(self) -> int: ...  # bytes streamed by one draft step, shared rows included
+    @property
+    def positions(self) -> int: ...  # drafted by one pass; 1 for a recurrent head
     def attended_addresses(self, cache: KvCache) -> list[tuple[int, int]]: ...  # (key, value) data

@@ -10,7 +10,10 @@ import pytest
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, KvCache, Segment
+from drafthead.errors import RequestError
+from drafthead.gguf.spec import vector_values
 from tests.bits import same_bits
+from tests.tiny import TinySpec, write_tiny_llama
 
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 272, 560)]
 FEW = TOKENS[:70]
@@ -48,6 +51,55 @@ def test_chunks_and_threads_change_no_bit(tiny_path, every_isa, chunk, threads):
         found = run_chunks(backbone, TOKENS, chunk)
         assert same_bits(found[0], logits), isa
         assert same_bits(found[1], hidden), isa
+
+
+def run_tapped(backbone: Backbone, chunk: int, taps: list[int]) -> np.ndarray:
+    """Hidden states and taps of every row, (R, (1 + taps) D)."""
+    cache = backbone.new_cache(len(FEW))
+    return np.concatenate([
+        backbone.forward([Segment(cache, FEW[i : i + chunk])], taps=taps).hidden
+        for i in range(0, len(FEW), chunk)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 9, 70])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_taps_are_rows_of_the_stream_and_change_no_bit(tiny_path, every_isa, chunk, threads):
+    """The last layer's tap is the hidden state before the weight of its norm."""
+    backbone = Backbone.open(tiny_path, threads=threads)
+    width = backbone.spec.d_model
+    weight = vector_values(backbone.gguf, "output_norm.weight")
+    alone = run_tapped(Backbone.open(tiny_path, threads=1), 1, [1, 0])
+    for isa in every_isa:
+        _native.set_isa(isa)
+        found = run_tapped(backbone, chunk, [1, 0])
+        assert same_bits(found, alone), isa
+        assert same_bits(found[:, :width], one_by_one(tiny_path)[1][: len(FEW)]), isa
+        assert same_bits(found[:, width : 2 * width] * weight, found[:, :width]), isa
+
+
+def test_a_tap_is_the_output_of_its_layer(tmp_path):
+    """It is the last tap of the model that ends there."""
+    spec = TinySpec()
+    write_tiny_llama(tmp_path / "two.gguf", spec)
+    write_tiny_llama(tmp_path / "one.gguf", spec.with_(layers=1))  # the same numbers, seeded
+    two, one = (Backbone.open(tmp_path / f"{name}.gguf", threads=1) for name in ("two", "one"))
+    tapped = run_tapped(two, 7, [0])
+    assert same_bits(tapped[:, spec.width :], run_tapped(one, 7, [0])[:, spec.width :])
+    two.give_taps([0])
+    cache = two.new_cache(len(FEW))
+    assert same_bits(two.forward([Segment(cache, FEW)]).hidden, tapped)
+
+
+def test_heads_share_taps_that_begin_alike(tiny_path):
+    backbone = Backbone.open(tiny_path, threads=1)
+    for layers in ([], [1], [1, 0], [1], []):
+        backbone.give_taps(layers)
+    assert backbone.taps == (1, 0)
+    with pytest.raises(RequestError, match="another head"):
+        backbone.give_taps([0])
+    with pytest.raises(ValueError, match="layer 2"):
+        backbone.forward([Segment(backbone.new_cache(4), [1])], taps=[2])
 
 
 def test_more_threads_than_cores_change_no_bit(tiny_path, every_isa):

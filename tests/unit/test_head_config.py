@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -30,6 +31,43 @@ def test_the_names_of_the_published_checkpoints_are_kept():
     block = content["frozen_mtp"]
     assert (block["format_version"], block["hidden_tap"]) == (1, "post_final_norm")
     assert (block["draft_position"], block["kv_layers"]) == ("bonus", [5, 2])
+
+
+VARIANT = dataclasses.replace(CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4)
+
+
+def test_a_variant_survives_json_and_has_its_tensors():
+    assert HeadConfig.from_json(json.loads(json.dumps(VARIANT.to_json()))) == VARIANT
+    matrices, vectors = VARIANT.matrices(), VARIANT.vectors()
+    assert VARIANT.read_layers == (4,)
+    assert matrices["pre_projection.weight"] == (64, 4 * 64)
+    assert matrices["markov.previous.weight"] == matrices["markov.next.weight"] == (48, 64)
+    assert {"model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"} <= set(
+        matrices
+    )
+    assert not any(name.startswith("model.layers.0.self_attn") for name in matrices)
+    assert "model.layers.0.input_layernorm.weight" not in vectors
+    assert {"tap_norms.1.weight", "position_embeddings.2"} <= set(vectors)
+    assert "position_embeddings.3" not in vectors
+
+
+def test_a_config_of_before_the_variants_is_a_plain_head():
+    content = CONFIG.to_json()
+    for name in ("taps", "positions", "markov_rank"):
+        del content["frozen_mtp"][name]
+    assert HeadConfig.from_json(content) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
+     ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64")],
+)  # fmt: skip
+def test_a_wrong_variant_is_named(field, value):
+    content = json.loads(json.dumps(VARIANT.to_json()))
+    content["frozen_mtp"][field] = value
+    with pytest.raises(HeadError, match=field):
+        HeadConfig.from_json(content)
 
 
 def test_matrices_and_norms_are_those_of_the_layers():
@@ -60,7 +98,7 @@ WRONG = [
     ("frozen_mtp.draft_position", "last_kv"),
     ("frozen_mtp.quantization", "int4"),
     ("frozen_mtp.kv_layers", []),
-    ("frozen_mtp.kv_layers", [1, -1]),
+    ("frozen_mtp.kv_layers", [1, -2]),
     ("frozen_mtp.kv_layers", [1, True]),
     ("frozen_mtp.draft_vocab_size", 40),
     ("frozen_mtp.draft_vocab_size", 336),

@@ -44,7 +44,8 @@ class Segment(NamedTuple):
 class Pass:
     """What a forward pass gave for its output rows.
 
-    hidden: (R, D) float32 after the final norm.  tokens: (R,) int32, the greedy choice, ties going
+    hidden: (R, D) float32 after the final norm; with taps (R, (1 + taps) D), each tap the output of
+    its layer scaled to RMS 1.  tokens: (R,) int32, the greedy choice, ties going
     to the lowest id; empty where not asked for.  logits: (R, V) float32 or None.
     """
 
@@ -75,7 +76,8 @@ def _token_ids(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]
 class Backbone:
     """A frozen model, packed for the native core.
 
-    load_ms: the time that reading, checking and packing the file took.
+    load_ms: the time that reading, checking and packing the file took.  taps: layers whose output
+    every pass gives beside the hidden state, for a head that reads them.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Backbone:
         self.native = native
         self.load_ms = load_ms
         self.kv: KvType = kv
+        self.taps: tuple[int, ...] = ()
         self.path = Path(gguf.path)
         self.name = backbone_name(self.path)
 
@@ -178,12 +181,29 @@ class Backbone:
         """
         return _native.KvCache(self.native, capacity, dtype or self.kv)
 
+    def give_taps(self, layers: Sequence[int]) -> None:
+        """Give the outputs of these layers in every pass from now on.
+
+        Heads share a backbone where the taps of one begin with those of the other.
+
+        Raises:
+            RequestError: another head reads others.
+        """
+        shared = min(len(layers), len(self.taps))
+        if tuple(layers[:shared]) != self.taps[:shared]:
+            raise RequestError(
+                f"{self.name} already gives the outputs of layers {list(self.taps)} to another "
+                f"head, and this one reads {list(layers)}; load the backbone a second time for it."
+            )
+        self.taps = max(self.taps, tuple(layers), key=len)
+
     def forward(
         self,
         segments: Sequence[Segment],
         *,
         rows: Literal["all", "last"] = "all",
         want: Want = "tokens",
+        taps: Sequence[int] | None = None,
     ) -> Pass:
         """Run one pass over the rows of any number of sequences.
 
@@ -193,6 +213,7 @@ class Backbone:
             segments: at least one; no cache twice, none empty.
             rows: which rows give output: all M, or the last of each segment.
             want: hidden states alone, greedy tokens too, or logits too.
+            taps: layers whose outputs are given instead of those in `taps`.
 
         Raises:
             ValueError: a token outside the vocabulary or rows that do not fit; nothing is written.
@@ -212,6 +233,7 @@ class Backbone:
             tokens_M,
             outputs_R.astype(np.int32),
             _LEVELS[want],
+            list(self.taps if taps is None else taps),
         )
         if tokens is None:
             tokens = np.zeros(0, np.int32)

@@ -163,7 +163,9 @@ class Command:
 
     def _plan(self, inputs: Inputs, features: FeatureStore) -> dict[str, object]:
         plan = features.plan
-        coverage = inputs.vocabulary.coverage(inputs.heldout or inputs.train)
+        coverage = inputs.vocabulary.coverage(
+            inputs.heldout or inputs.train, self.recipe.head.prompt_tokens
+        )
         self.console.print(
             f"{len(inputs.train)} answers to train on, {len(inputs.heldout)} held out, "
             f"{plan.anchors} anchors, features {plan.nbytes / 1e9:.2f} GB, draft vocabulary "

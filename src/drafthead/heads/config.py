@@ -6,7 +6,7 @@ lives in the block `frozen_mtp`, which foreign loaders ignore.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafthead.errors import HeadError
@@ -15,7 +15,15 @@ FORMAT_VERSION = 1
 HIDDEN_TAP = "post_final_norm"
 DRAFT_POSITION = "bonus"
 QUANTIZATION = "int8_block32"
+NO_ATTENTION = -1  # in kv_layers
+MAX_LAYERS = 64
+MAX_MARKOV_RANK, MARKOV_STEP, MAX_POSITIONS = 256, 32, 16
 GROUP = 16  # the draft vocabulary is made of whole, aligned groups of this many token ids
+
+
+def read_layers(kv_layers: Sequence[int]) -> tuple[int, ...]:
+    """Leave out the layers without attention."""
+    return tuple(layer for layer in kv_layers if layer != NO_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,14 @@ class HeadConfig:
     """Sizes of a head and the backbone it belongs to.
 
     kv_layers: the backbone layer whose K and V each head layer reads; its length is the number of
-    head layers.  d_model, head_dim, n_kv_heads, rms_eps and rope_base are the backbone's own.
+    head layers, and -1 stands for a layer without attention.  d_model, head_dim, n_kv_heads,
+    rms_eps and rope_base are the backbone's own.
     attention_bias, qk_norm: whether the queries have a bias, and a norm of each query head, as the
-    backbone's queries have.  training: a record of how the head came to be, for people.
+    backbone's queries have.  markov_rank: of the bias that the token before gives to scores; 0 is
+    none.  taps: backbone layers whose output it reads beside the last hidden state.  positions: how
+    many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
+    whether it may draft tokens outside its draft vocabulary that the text so far holds.
+    training: a record of how the head came to be, for people.
     """
 
     d_model: int
@@ -52,6 +65,10 @@ class HeadConfig:
     target: TargetId
     attention_bias: bool = False
     qk_norm: bool = False
+    markov_rank: int = 0
+    taps: tuple[int, ...] = ()
+    positions: int = 1
+    prompt_tokens: bool = False
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -59,27 +76,46 @@ class HeadConfig:
         """Layers of the head."""
         return len(self.kv_layers)
 
+    @property
+    def read_layers(self) -> tuple[int, ...]:
+        """Backbone layers whose K and V it reads, one for each of its layers with attention."""
+        return read_layers(self.kv_layers)
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that one draft can hold; None for a recurrent head, which drafts any number."""
+        return self.positions if self.positions > 1 else None
+
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name and shape (N, K) of every matrix."""
         width = self.n_heads * self.head_dim
-        shapes = {"pre_projection.weight": (self.d_model, 2 * self.d_model)}
-        for index in range(self.n_layers):
+        inputs = (2 + len(self.taps)) * self.d_model
+        shapes = {"pre_projection.weight": (self.d_model, inputs)}
+        if self.markov_rank:
+            bias = (self.draft_vocab_size, self.markov_rank)
+            shapes |= {"markov.previous.weight": bias, "markov.next.weight": bias}
+        for index, read in enumerate(self.kv_layers):
             layer = f"model.layers.{index}."
-            shapes[layer + "self_attn.q_proj.weight"] = (width, self.d_model)
-            shapes[layer + "self_attn.o_proj.weight"] = (self.d_model, width)
+            if read != NO_ATTENTION:
+                shapes[layer + "self_attn.q_proj.weight"] = (width, self.d_model)
+                shapes[layer + "self_attn.o_proj.weight"] = (self.d_model, width)
             shapes[layer + "mlp.gate_proj.weight"] = (self.d_ff, self.d_model)
             shapes[layer + "mlp.up_proj.weight"] = (self.d_ff, self.d_model)
             shapes[layer + "mlp.down_proj.weight"] = (self.d_model, self.d_ff)
         return shapes
 
     def vectors(self) -> dict[str, int]:
-        """Name and size of every norm weight and bias."""
+        """Name and size of every norm weight, bias and position embedding."""
         names = ["embedding_norm.weight", "hidden_norm.weight", "model.norm.weight"]
+        names += [f"tap_norms.{index}.weight" for index in range(len(self.taps))]
+        names += [f"position_embeddings.{index}" for index in range(self.positions - 1)]
         sizes = dict.fromkeys(names, self.d_model)
-        for index in range(self.n_layers):
+        for index, read in enumerate(self.kv_layers):
             layer = f"model.layers.{index}."
-            sizes[layer + "input_layernorm.weight"] = self.d_model
             sizes[layer + "pre_feedforward_layernorm.weight"] = self.d_model
+            if read == NO_ATTENTION:
+                continue
+            sizes[layer + "input_layernorm.weight"] = self.d_model
             if self.attention_bias:
                 sizes[layer + "self_attn.q_proj.bias"] = self.n_heads * self.head_dim
             if self.qk_norm:
@@ -110,8 +146,12 @@ class HeadConfig:
                 "target": vars(self.target),
                 "kv_layers": list(self.kv_layers),
                 "hidden_tap": HIDDEN_TAP,
+                "taps": list(self.taps),
+                "positions": self.positions,
+                "markov_rank": self.markov_rank,
                 "draft_position": DRAFT_POSITION,
                 "draft_vocab_size": self.draft_vocab_size,
+                "draft_prompt_tokens": self.prompt_tokens,
                 "trained_steps": self.trained_steps,
                 "quantization": QUANTIZATION,
                 "training": dict(self.training),
@@ -142,12 +182,16 @@ class HeadConfig:
             head_dim=top.size("head_dim"),
             vocab_size=top.size("vocab_size"),
             draft_vocab_size=block.size("draft_vocab_size"),
-            kv_layers=block.layers("kv_layers"),
+            kv_layers=block.layers("kv_layers", lowest=NO_ATTENTION),
             rms_eps=top.positive("rms_norm_eps"),
             rope_base=top.positive("rope_theta"),
             trained_steps=block.size("trained_steps"),
             attention_bias=top.flag("attention_bias"),
             qk_norm=top.flag("use_qk_norm"),
+            markov_rank=block.optional("markov_rank", 0, MAX_MARKOV_RANK, 0),
+            taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
+            prompt_tokens=block.flag("draft_prompt_tokens"),
+            positions=block.optional("positions", 1, MAX_POSITIONS, 1),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
             training=_Fields(block.get("training", dict), "frozen_mtp.training.").content,
         )
@@ -158,11 +202,15 @@ class HeadConfig:
                 f"config.json, frozen_mtp.draft_vocab_size: expected a multiple of {GROUP} of at "
                 f"most {config.vocab_size}, found {config.draft_vocab_size}."
             )
+        if config.markov_rank % MARKOV_STEP:
+            raise HeadError(
+                f"config.json, frozen_mtp.markov_rank: expected a multiple of {MARKOV_STEP}, found "
+                f"{config.markov_rank}."
+            )
         return config
 
 
 MAX_SIZE = 1 << 22
-MAX_LAYERS = 64
 
 
 class _Fields:
@@ -203,6 +251,13 @@ class _Fields:
             raise self._fail(name, f"an integer of 1 .. {MAX_SIZE}", value)
         return value
 
+    def optional(self, name: str, low: int, high: int, default: int) -> int:
+        """An integer that heads of before do not name."""
+        value = self.content.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self._fail(name, f"an integer of {low} .. {high}", value)
+        return value
+
     def positive(self, name: str) -> float:
         value = self.content.get(name)
         number = float(value) if type(value) in (int, float) else 0.0  # type: ignore[arg-type]
@@ -210,10 +265,10 @@ class _Fields:
             raise self._fail(name, "a positive number", value)
         return number
 
-    def layers(self, name: str) -> tuple[int, ...]:
+    def layers(self, name: str, lowest: int) -> tuple[int, ...]:
         value = self.content.get(name)
         layers = value if isinstance(value, list) else []
         good = 0 < len(layers) <= MAX_LAYERS
-        if not good or any(type(layer) is not int or layer < 0 for layer in layers):
+        if not good or any(type(layer) is not int or layer < lowest for layer in layers):
             raise self._fail(name, "a list of layer numbers", value)
         return tuple(layers)

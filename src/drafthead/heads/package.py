@@ -7,7 +7,7 @@ f32, `draft_token_ids` int32 ascending in whole groups of 16.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,6 +53,9 @@ class Target(Protocol):
     @property
     def native(self) -> NativeBackbone:
         """The handle of the core."""
+
+    def give_taps(self, layers: Sequence[int]) -> None:
+        """Give the outputs of these layers in every pass."""
 
 
 def expected_tensors(config: HeadConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -203,6 +206,8 @@ class HeadPackage:
 
         self.check_target(backbone)
         config = self.config
+        if config.taps:
+            backbone.give_taps(config.taps)
         spec = {
             "n_layers": config.n_layers,
             "d_ff": config.d_ff,
@@ -210,6 +215,10 @@ class HeadPackage:
             "head_dim": config.head_dim,
             "attention_bias": int(config.attention_bias),
             "qk_norm": int(config.qk_norm),
+            "markov_rank": config.markov_rank,
+            "taps": len(config.taps),
+            "positions": config.positions,
+            "prompt_tokens": int(config.prompt_tokens),
         }
         ids = np.array(self.tensors["draft_token_ids"])
         head = MtpHead(backbone.native, spec, list(config.kv_layers), ids)
@@ -242,6 +251,7 @@ def target_mismatch(config: HeadConfig, backbone: Target) -> str | None:
                 f"{name} is that of {target.name} ({str(mine)[:16]}), the backbone "
                 f"{backbone.name} has {str(theirs)[:16]}; choose a head trained for it."
             )
-    if max(config.kv_layers) >= spec.n_layers:
-        return f"kv_layers {list(config.kv_layers)} do not exist in {spec.n_layers} layers."
+    for name, layers in (("kv_layers", config.kv_layers), ("taps", config.taps)):
+        if max(layers, default=0) >= spec.n_layers:
+            return f"{name} {list(layers)} do not exist in {spec.n_layers} layers."
     return None

@@ -4,7 +4,8 @@ Legend: A anchors, R positions kept of a sequence, D hidden size, G KV heads, H 
 L stored layers.
 
     features.json   which backbone, which layers, which sizes
-    hidden.f16      (A, D) post-final-norm states of the anchors, answer after answer
+    hidden.f16      (A, D) post-final-norm states of the anchors, answer after answer; where taps
+                    are kept (A, (1 + taps) D)
     kv.f16          (R, L, 2, G, H) keys (after rope) and values of every position up to the last
                     anchor: the very bits of the cache
     index.jsonl     one line an answer: its key, A and R; written after its data is on the disk
@@ -110,26 +111,33 @@ class _Place:
 
 
 class FeatureFiles:
-    """The growing files of one backbone and one list of layers.
+    """The growing files of one backbone, one list of layers and one of taps.
 
     Opening cuts off what a crash left behind the last indexed answer. Files of another backbone,
     other layers or another source are begun anew.
     """
 
     def __init__(
-        self, folder: Path, backbone: Backbone, kv_layers: Sequence[int], source: str | None = None
+        self,
+        folder: Path,
+        backbone: Backbone,
+        kv_layers: Sequence[int],
+        taps: Sequence[int] = (),
+        source: str | None = None,
     ) -> None:
         spec = backbone.spec
         self.folder = folder
         self._header: dict[str, object] = {
             "format_version": 2, "fingerprint": backbone.fingerprint, "d_model": spec.d_model,
-            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim, "kv_layers": list(kv_layers),
+            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim,
         }  # fmt: skip
         if source is not None:
             self._header["source"] = source
-        self.layers = self._stored_layers(kv_layers)
+        self.layers, self.taps = self._stored(kv_layers, taps)
         self._header["kv_layers"] = list(self.layers)
-        self._state_shape = (spec.d_model,)
+        if self.taps:
+            self._header["taps"] = list(self.taps)
+        self._state_shape = ((1 + len(self.taps)) * spec.d_model,)
         self._kv_shape = (len(self.layers), 2, spec.n_kv_heads, spec.head_dim)
         self._places: dict[str, _Place] = {}
         self._anchors = self._rows = 0
@@ -137,20 +145,23 @@ class FeatureFiles:
         if (folder / HEADER).is_file():
             self._read_index()
 
-    def _stored_layers(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """The layers on the disk where they hold all that are wanted; else begin anew."""
+    def _stored(
+        self, layers: Sequence[int], taps: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Layers and taps on the disk where they hold all that are wanted; else begin anew."""
         path = self.folder / HEADER
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            layers = found["kv_layers"]
-            same = {**self._header, "kv_layers": layers} == found and set(wanted) <= set(layers)
+            stored = found["kv_layers"], found.get("taps", [])
+            same = {**found, **self._header} == found
+            same &= set(layers) <= set(stored[0]) and set(taps) <= set(stored[1])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if same:
-            return tuple(layers)
+            return tuple(stored[0]), tuple(stored[1])
         path.unlink(missing_ok=True)
         (self.folder / INDEX).unlink(missing_ok=True)
-        return tuple(wanted)
+        return tuple(layers), tuple(taps)
 
     @property
     def bytes_per_anchor(self) -> int:
@@ -161,6 +172,11 @@ class FeatureFiles:
     def bytes_per_row(self) -> int:
         """Bytes of one position's keys and values."""
         return 2 * int(np.prod(self._kv_shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept, pending ones too."""
+        return self._anchors * self.bytes_per_anchor + self._rows * self.bytes_per_row
 
     def __contains__(self, key: str) -> bool:
         return key in self._places
@@ -260,17 +276,18 @@ class FeatureStore:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        backbone: Backbone,
-        answers: Sequence[Answer],
-        kv_layers: Sequence[int],
-        source: Source | None = None,
-    ) -> None:
+        self, folder: Path, backbone: Backbone, answers: Sequence[Answer],
+        kv_layers: Sequence[int], taps: Sequence[int] = (), source: Source | None = None,
+    ) -> None:  # fmt: skip
+        self.folder = folder
         self._backbone, self._answers, self._source = backbone, list(answers), source
-        self._files = FeatureFiles(folder, backbone, kv_layers, source.name if source else None)
+        if source is not None and taps:
+            raise TrainingError("Taps are given by the engine alone: use --host engine.")
+        name = source.name if source else None
+        self._files = FeatureFiles(folder, backbone, kv_layers, taps, name)
         self._keys = [answer_key(answer) for answer in answers]
         self._chosen = [self._files.layers.index(layer) for layer in kv_layers]
+        self._columns = self._columns_of(backbone.spec.d_model, tuple(taps))
         self._maps: tuple[NDArray[np.float16], NDArray[np.float16]] | None = None
 
     @property
@@ -300,6 +317,14 @@ class FeatureStore:
             done += rows
             on_rows(done)
         self._maps = self._files.open()
+
+    def _columns_of(self, width: int, taps: tuple[int, ...]) -> slice | NDArray[np.int64]:
+        """Where the state and the wanted taps are in a stored row."""
+        stored = self._files.taps
+        if taps == stored:
+            return slice(None)
+        parts = np.array([0, *(1 + stored.index(layer) for layer in taps)])
+        return (width * parts[:, None] + np.arange(width)).reshape(-1)
 
     def _by_engine(self, missing: Sequence[Answer]) -> Iterator[int]:
         """Compute answers one after the other; yields the rows of each."""
@@ -339,23 +364,23 @@ class FeatureStore:
         # What the last sequence began with too (a system text) is in the cache with the same bits.
         known = common_prefix(cached, answer.prompt_tokens[:-1])
         cache.rollback(known)
+        taps = self._files.taps
+        chunks = [tokens[start : start + CHUNK_ROWS] for start in range(known, rows, CHUNK_ROWS)]
         states = [
-            self._backbone.forward(
-                [Segment(cache, tokens[start : start + CHUNK_ROWS])], rows="all", want="hidden"
-            ).hidden
-            for start in range(known, rows, CHUNK_ROWS)
+            self._backbone.forward([Segment(cache, chunk)], want="hidden", taps=taps).hidden
+            for chunk in chunks
         ]
         first = len(answer.prompt_tokens) - 1 - known
         self._files.append(answer, np.concatenate(states)[first:], cache)
         return tokens
 
     def hidden(self, index: int) -> NDArray[np.float16]:
-        """States of the anchors of one answer, (A, D)."""
+        """States of the anchors of one answer and the wanted taps, (A, (1 + taps) D)."""
         assert self._maps is not None, "build() comes first"
         if self._keys[index] not in self._files:
-            return self._maps[0][:0]
+            return self._maps[0][:0, self._columns]
         place = self._files.place(self._keys[index])
-        return self._maps[0][place.anchor : place.anchor + place.anchors]
+        return self._maps[0][place.anchor : place.anchor + place.anchors, self._columns]
 
     def kv(self, index: int) -> NDArray[np.float16]:
         """K and V of one answer's positions, (R, L, 2, G, H)."""
