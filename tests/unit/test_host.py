@@ -53,7 +53,7 @@ def case(request, tmp_path_factory):
 
 def store(folder, case, source=None) -> FeatureStore:
     backbone, _, layers = case
-    made = FeatureStore(folder, backbone, ANSWERS, layers, source)
+    made = FeatureStore(folder, backbone, ANSWERS, layers, source=source)
     made.build()
     return made
 
@@ -158,8 +158,16 @@ def test_without_the_library_one_sentence_says_what_to_install(qwen, monkeypatch
 def test_features_of_another_source_are_computed_anew(qwen, tmp_path):
     engine = FeatureStore(tmp_path, qwen, ANSWERS, (1,))
     engine.build()
-    again = FeatureStore(tmp_path, qwen, ANSWERS, (1,), TorchFeatures(qwen))
+    again = FeatureStore(tmp_path, qwen, ANSWERS, (1,), source=TorchFeatures(qwen))
     assert again.plan.missing_rows == sum(map(kept_rows, ANSWERS))
+    again.build()
+    engine = FeatureStore(tmp_path, qwen, ANSWERS, (1,))
+    assert engine.plan.missing_rows == again.plan.rows
+
+
+def test_taps_are_refused_of_a_source_that_gives_none(qwen, tmp_path):
+    with pytest.raises(TrainingError, match="--host engine"):
+        FeatureStore(tmp_path, qwen, ANSWERS, (1,), (0,), TorchFeatures(qwen))
 
 
 def test_the_comparison_says_how_far_the_host_is(qwen, tmp_path):
@@ -177,7 +185,7 @@ def test_the_comparison_says_how_far_the_host_is(qwen, tmp_path):
     model.model.layers[0].self_attn.v_proj.weight.data *= 0.5
     model.save_pretrained(tmp_path / "model")
     source = TorchFeatures(qwen, weights=tmp_path / "model")
-    other = FeatureStore(tmp_path / "other", qwen, ANSWERS, (1, 0), source)
+    other = FeatureStore(tmp_path / "other", qwen, ANSWERS, (1, 0), source=source)
     other.build()
     found = compare_with_engine(qwen, other, ANSWERS, (1, 0), ids, tmp_path / "run")
     assert found.states.error > 0.05 and found.states.cosine < 0.999

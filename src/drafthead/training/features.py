@@ -154,6 +154,7 @@ class FeatureFiles:
             found = json.loads(path.read_text(encoding="utf-8"))
             stored = found["kv_layers"], found.get("taps", [])
             same = {**found, **self._header} == found
+            same &= found.get("source") == self._header.get("source")
             same &= set(layers) <= set(stored[0]) and set(taps) <= set(stored[1])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
