@@ -194,7 +194,7 @@ nb::object value_view(nb::handle_t<Cache> self, int layer) {
 }
 
 nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float>& hidden,
-                int max_tokens, float min_confidence) {
+                int max_tokens, float min_confidence, const std::vector<int>& more) {
     const auto width = static_cast<size_t>(self.backbone().spec().width);
     const size_t expected = (1 + static_cast<size_t>(self.taps())) * width;
     // Another head of the same backbone may have more taps: they come after this head's own.
@@ -210,7 +210,7 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
     {
         const nb::gil_scoped_release release;
         count = static_cast<size_t>(self.draft(kv, token, hidden.data(), max_tokens, min_confidence,
-                                               tokens.data(), confidences.data()));
+                                               more, tokens.data(), confidences.data()));
     }
     auto token_array = owned<int32_t, 1>(room<int32_t>(count), {count});
     auto confidence_array = owned<float, 1>(room<float>(count), {count});
@@ -386,7 +386,8 @@ NB_MODULE(_native, m) {
                                      of.integer("qk_norm") != 0,
                                      of.integer("markov_rank"),
                                      of.integer("taps"),
-                                     of.integer("positions")};
+                                     of.integer("positions"),
+                                     of.integer("prompt_tokens") != 0};
                 });
                 new (self) MtpHead(
                     std::move(backbone), shape,
@@ -401,7 +402,10 @@ NB_MODULE(_native, m) {
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)
-        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a)
+        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a,
+             "more_groups"_a = std::vector<int>{})
+        .def_prop_ro("prompt_tokens", &MtpHead::prompt_tokens)
+        .def_prop_ro("positions", &MtpHead::positions)
         .def_prop_ro("nbytes", &MtpHead::bytes)
         .def_prop_ro("step_bytes", &MtpHead::step_bytes)
         .def(

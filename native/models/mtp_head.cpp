@@ -63,6 +63,7 @@ MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, const HeadShape& shape,
       spec_(backbone_->spec()),
       shape_((check_shape(shape, spec_), shape)),
       draft_tiles_(whole_tiles(draft_tokens, spec_.vocabulary)),
+      scored_tiles_(draft_tiles_),
       tap_norms_(static_cast<size_t>(shape.taps)),
       position_embeddings_(static_cast<size_t>(shape.positions)),
       layers_(shape.kv_layers.size()) {
@@ -127,7 +128,21 @@ void MtpHead::finish() {
 void MtpHead::resize(int rows) {
     joined_.resize(rows, (2 + shape_.taps) * spec_.width);
     states_.resize(rows, spec_.width);
-    scores_.resize(rows, static_cast<int>(draft_tiles_.size()) * tile_rows);
+    scores_.resize(rows, static_cast<int>(scored_tiles_.size()) * tile_rows);
+}
+
+void MtpHead::choose_tiles(const std::vector<int>& more) {
+    scored_tiles_ = draft_tiles_;
+    if (!shape_.prompt_tokens) return;
+    int before = -1;
+    for (const int tile : more) {
+        if (tile <= before) throw std::invalid_argument("groups of ids must ascend from 0");
+        before = tile;
+        const bool whole = tile < spec_.vocabulary / tile_rows;
+        if (whole && !std::binary_search(draft_tiles_.begin(), draft_tiles_.end(), tile)) {
+            scored_tiles_.push_back(tile);
+        }
+    }
 }
 
 size_t MtpHead::step_bytes() const {
@@ -151,7 +166,8 @@ size_t MtpHead::bytes() const {
 }
 
 int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
-                   float min_confidence, int32_t* tokens, float* confidences) {
+                   float min_confidence, const std::vector<int>& more, int32_t* tokens,
+                   float* confidences) {
     if (!finished_) throw std::invalid_argument("the head's tensors are not complete");
     const std::lock_guard<std::mutex> lock(backbone_->turn());
     const int n = cache.length();
@@ -165,6 +181,7 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     // Head layers have no keys and values of their own, so the cache is only read.
     const std::vector<RowPlace> places(static_cast<size_t>(rows),
                                        {const_cast<KvCache*>(&cache), n, n});
+    choose_tiles(more);
     resize(rows);
     work_.resize(rows, spec_, spec_.ff_width, backbone_->pool().size(), n);
     const PassContext pass{spec_, backbone_->rotary(), kernels(), places, work_};
@@ -190,7 +207,7 @@ void MtpHead::run_draft(Team& team, int rows, int32_t token, Drafting& drafting,
         const Best best = scores_.best(row);
         if (best.index < 0) return;
         const auto tile = static_cast<size_t>(best.index / tile_rows);
-        token = draft_tiles_[tile] * tile_rows + best.index % tile_rows;
+        token = scored_tiles_[tile] * tile_rows + best.index % tile_rows;
         const float confidence = scores_.confidence(row, pass.kernels);
         if (team.index == 0) {
             drafting.tokens[step] = token;
@@ -222,10 +239,10 @@ void MtpHead::run_rows(Team& team, int32_t token, const float* state, const floa
     team.barrier();
     const Matrix& output = backbone_->output();
     if (shape_.markov_rank > 0) {
-        scores_.multiply(output, draft_tiles_.data(), states_.view(), pass.kernels, team);
+        scores_.multiply(output, scored_tiles_.data(), states_.view(), pass.kernels, team);
         return;
     }
-    scores_.score(output, draft_tiles_.data(), states_.view(), true, spec_.final_softcap,
+    scores_.score(output, scored_tiles_.data(), states_.view(), true, spec_.final_softcap,
                   pass.kernels, team);
     team.barrier();
 }

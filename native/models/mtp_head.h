@@ -40,6 +40,7 @@ struct HeadShape {
     int markov_rank = 0;
     int taps = 0;
     int positions = 1;
+    bool prompt_tokens = false;  // drafts tokens of the text so far too
 };
 
 class MtpHead {
@@ -55,14 +56,18 @@ public:
     // Drafts up to max_tokens ids after `token`; stops early after the token with which the product
     // of the confidences, the head's own guess that all are accepted, falls below min_confidence,
     // or before one whose scores are not finite. hidden: (D) post-final-norm state of the last
-    // cell, then (D) of each tap. Returns the number of drafted tokens.
+    // cell, then (D) of each tap. more: ascending groups of 16 ids that may be drafted besides the
+    // draft vocabulary, in a head with prompt_tokens. Returns the number of drafted tokens.
     int draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
-              float min_confidence, int32_t* tokens, float* confidences);
+              float min_confidence, const std::vector<int>& more, int32_t* tokens,
+              float* confidences);
 
     const Backbone& backbone() const { return *backbone_; }
     Backbone& backbone() { return *backbone_; }
     const std::vector<int>& kv_layers() const { return shape_.kv_layers; }
+    int positions() const { return shape_.positions; }
     int taps() const { return shape_.taps; }
+    bool prompt_tokens() const { return shape_.prompt_tokens; }
     size_t bytes() const;       // own weights and buffers but for the score scratch of attention
     size_t step_bytes() const;  // streamed by one step: own weights and the shared output rows
 
@@ -79,6 +84,7 @@ private:
 
     void name_layer(size_t index);
     void resize(int rows);
+    void choose_tiles(const std::vector<int>& more);
     // All draft tokens, on every thread: passes of `rows` rows.
     void run_draft(Team& team, int rows, int32_t token, Drafting& drafting,
                    const PassContext& pass);
@@ -92,7 +98,8 @@ private:
     ModelSpec spec_;
     HeadShape shape_;
     WeightSlots slots_;
-    std::vector<int> draft_tiles_;
+    std::vector<int> draft_tiles_;   // of the draft vocabulary, ascending
+    std::vector<int> scored_tiles_;  // they, and behind them those of the text so far
     bool finished_ = false;
     Aligned<float> embedding_norm_, hidden_norm_, final_norm_;
     std::vector<Aligned<float>> tap_norms_, position_embeddings_;

@@ -36,8 +36,11 @@ void Scores::add_and_reduce(int row, const Matrix& more, const Rows& input, floa
     const auto [begin, end] = team.share(chunks_);
     for (int chunk = begin; chunk < end; ++chunk) {
         const Tiles of = tiles_of(chunk);
-        kernels.matmul[static_cast<int>(more.format)](
-            more, of.begin, of.end, input, logits(row) + of.begin * tile_rows, stride_, true);
+        // Tokens behind those of `more` get nothing from it.
+        const int end_tile = std::min(of.end, (more.rows + tile_rows - 1) / tile_rows);
+        if (of.begin < end_tile)
+            kernels.matmul[static_cast<int>(more.format)](
+                more, of.begin, end_tile, input, logits(row) + of.begin * tile_rows, stride_, true);
         reduce_chunk(chunk, row, true, softcap, kernels);
     }
 }

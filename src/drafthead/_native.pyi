@@ -81,8 +81,8 @@ class Matrix:
     def nbytes(self) -> int: ...
 
 class MtpHead:
-    # spec: d_ff, attention_bias, qk_norm, markov_rank, taps (how many), positions. kv_layers: -1
-    # for a layer without attention.
+    # spec: d_ff, attention_bias, qk_norm, markov_rank, taps (how many), positions, prompt_tokens.
+    # kv_layers: -1 for a layer without attention.
     def __init__(
         self,
         backbone: Backbone,
@@ -101,9 +101,14 @@ class MtpHead:
         hidden: NDArray[np.float32],  # (D) of a pass, and its taps
         max_tokens: int,
         min_confidence: float,
+        more_groups: Sequence[int] = (),  # of 16 ids, ascending; a head with prompt_tokens
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+    @property
+    def prompt_tokens(self) -> bool: ...
     @property
     def nbytes(self) -> int: ...  # own weights and scratch; independent of the context
     @property
     def step_bytes(self) -> int: ...  # bytes streamed by one draft step, shared rows included
+    @property
+    def positions(self) -> int: ...  # drafted by one pass; 1 for a recurrent head
     def attended_addresses(self, cache: KvCache) -> list[tuple[int, int]]: ...  # (key, value) data

@@ -13,10 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
-    "minutes = 5": "steps = 4", "prompts = 500": "prompts = 9", "max_tokens = 160": "max_tokens = 24",
-    "heldout = 0.05": "heldout = 0.4", "per_task = 6": "per_task = 1", "max_tokens = 128":
-    "max_tokens = 12", "_every = 300": "_every = 2",
-}  # fmt: skip
+    "minutes = 5": "steps = 4",
+    "prompts = 500": "prompts = 9",
+    "max_tokens = 160": "max_tokens = 24",
+    "heldout = 0.05": "heldout = 0.4",
+    "per_task = 6": "per_task = 1",
+    "max_tokens = 128": "max_tokens = 12",
+    "_every = 300": "_every = 2",
+}
 pytestmark = pytest.mark.backbone
 
 

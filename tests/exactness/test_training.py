@@ -19,7 +19,7 @@ from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
 
 QUESTIONS = ("Name three colours.", "What is 7 times 8?", "Write a haiku about rain.", "Hi!")
-KV_LAYERS = [29, 11]
+KV_LAYERS, TAPS = (29, 11), (9, 19)
 pytestmark = pytest.mark.backbone
 
 
@@ -46,7 +46,9 @@ def answered(session, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def features(session, answered, tmp_path_factory):
-    store = FeatureStore(tmp_path_factory.mktemp("f"), session.backbone, answered, KV_LAYERS)
+    folder = tmp_path_factory.mktemp("f")
+    FeatureStore(folder, session.backbone, answered, KV_LAYERS, TAPS).build()
+    store = FeatureStore(folder, session.backbone, answered, KV_LAYERS)
     store.build()
     return store
 
@@ -59,13 +61,13 @@ def test_an_answer_made_among_others_is_the_one_that_generate_gives(session, ans
         assert tuple(session.encode(text)) == answer.prompt_tokens
 
 
-def decode_step_by_step(backbone, answer):
+def decode_step_by_step(backbone, answer, taps=()):
     """Feed an answer as plain decoding does and yield (hidden, cache) of each anchor."""
     cache = backbone.new_cache(256)
-    fed = backbone.forward([Segment(cache, answer.prompt_tokens)], rows="last", want="hidden")
+    fed = backbone.forward([Segment(cache, answer.prompt_tokens)], rows="last", taps=taps)
     for token in answer.answer[:-1]:
         yield fed.hidden[-1], cache
-        fed = backbone.forward([Segment(cache, [token])], rows="last", want="hidden")
+        fed = backbone.forward([Segment(cache, [token])], rows="last", taps=taps)
 
 
 def test_training_sees_the_states_and_keys_of_the_runtime_to_the_bit(session, answered, features):
@@ -82,14 +84,40 @@ def test_training_sees_the_states_and_keys_of_the_runtime_to_the_bit(session, an
                 assert (kept[place, slot, 1] == values[:, place]).all()
 
 
-def make_head(session, folder, rich):
+@pytest.mark.parametrize("taps", [TAPS, (19,), (19, 9)])
+def test_training_sees_the_taps_of_the_runtime_to_the_bit(session, answered, features, taps):
+    """Taps on the disk serve every head that reads some of them."""
+    folder = features.folder
+    store = FeatureStore(folder, session.backbone, answered, KV_LAYERS[:1], taps)
+    assert store.plan.missing_rows == 0
+    store.build()
+    for index, answer in enumerate(answered):
+        rows = zip(
+            store.hidden(index), decode_step_by_step(session.backbone, answer, taps), strict=True
+        )
+        assert all((kept == hidden.astype(np.float16)).all() for kept, (hidden, _) in rows)
+
+
+VARIANTS = {
+    "plain": {},
+    "query bias and norm": {"attention_bias": True, "qk_norm": True},
+    "no attention": {"kv_layers": (-1,)},
+    "attention in the second layer": {"kv_layers": (-1, 29)},
+    "markov bias": {"markov_rank": 64},
+    "taps": {"taps": TAPS},
+    "three positions": {"positions": 3},
+    "all of it": {"kv_layers": (29, -1), "markov_rank": 32, "taps": (19,), "positions": 3},
+}
+
+
+def make_head(session, folder, variant):
     """A random head, large enough in its attention that a wrong mask or position shows."""
     spec = session.backbone.spec
     config = HeadConfig(
         d_model=spec.d_model, d_ff=256, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim, vocab_size=spec.vocab_size, draft_vocab_size=4096,
-        kv_layers=tuple(KV_LAYERS), rms_eps=spec.rms_eps, rope_base=spec.rope_base,
-        trained_steps=3, attention_bias=rich, qk_norm=rich,
+        rms_eps=spec.rms_eps, rope_base=spec.rope_base, trained_steps=3,
+        **{"kv_layers": KV_LAYERS, **variant},
         target=TargetId("b", spec.architecture, session.backbone.fingerprint,
                         session.backbone.tokenizer_fingerprint),
     )  # fmt: skip
@@ -97,11 +125,16 @@ def make_head(session, folder, rich):
     module = FrozenMtpHead(config)
     with torch.no_grad():
         for layer in module.model.layers:
+            if layer.self_attn is None:
+                continue
             layer.self_attn.o_proj.weight *= 4
-            if rich:
+            if config.qk_norm:
                 layer.self_attn.q_proj.bias.normal_()
                 layer.self_attn.q_norm.weight.uniform_(0.5, 4)
         module.model.norm.weight *= 3
+        if module.markov is not None:
+            module.markov.previous.weight.normal_()
+            module.markov.next.weight.normal_()
     weights = {name: value.numpy() for name, value in module.state_dict().items()}
     package = export(folder, config, weights, np.arange(4096))
     for name in config.matrices():
@@ -110,27 +143,39 @@ def make_head(session, folder, rich):
     return module, package.build(session.backbone)
 
 
-@pytest.mark.parametrize("rich", [False, True], ids=["plain", "query bias and norm"])
-def test_the_head_in_torch_is_the_head_in_the_core(session, answered, features, tmp_path, rich):
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_the_head_in_torch_is_the_head_in_the_core(
+    session, answered, features, tmp_path, monkeypatch, variant
+):
     """Teacher-forced and native drafts from the same anchors, every step, in the same batch."""
-    module, native = make_head(session, tmp_path / "h", rich)
+    monkeypatch.setattr(session.backbone, "taps", ())
+    module, native = make_head(session, tmp_path / "h", variant)
+    taps = variant.get("taps", ())
+    assert session.backbone.taps == taps
+    reads = [layer for layer in variant.get("kv_layers", KV_LAYERS) if layer >= 0]
+    store = FeatureStore(features.folder, session.backbone, answered, reads, taps)
+    store.build()
     words = DraftVocabulary(np.arange(4096), session.backbone.spec.vocab_size)
     same = total = 0
     for index, answer in enumerate(answered):
         drafts = []
-        for place, (hidden, cache) in enumerate(decode_step_by_step(session.backbone, answer)):
+        for place, (hidden, cache) in enumerate(
+            decode_step_by_step(session.backbone, answer, taps)
+        ):
             drafts.append(native.draft(cache, answer.answer[place], hidden, 3, 0.0)[0])
         if not drafts:
             continue
         batch = BatchMaker(
-            session.backbone.native, features, answered, words, 3, torch.float32
+            session.backbone.native, store, answered, words, 3, torch.float32
         )([index])  # fmt: skip
         fed = np.array(drafts).T  # (K, A): the head feeds itself here, not the answer
         inputs = np.concatenate([batch_inputs(answer), fed[:2]])
         embeddings = session.backbone.native.embed(inputs.reshape(-1).astype(np.int32))
         batch.embeddings_KAD.copy_(torch.from_numpy(embeddings).unflatten(0, inputs.shape))
+        batch.inputs_KA.copy_(torch.from_numpy(words.to_index(inputs)))
         rows = torch.from_numpy(session.backbone.native.output_rows(np.arange(4096, dtype="i4")))
         with torch.no_grad():
+            rows = module.score_rows(rows)
             chosen = torch.stack([(state @ rows.T).argmax(-1) for state in module(batch)])
         same += int((chosen.numpy() == fed).sum())
         total += fed.size

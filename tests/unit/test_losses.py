@@ -24,6 +24,7 @@ def random_case(rows=37, steps=1, sequences=1, seed=0):
     batch = Batch(
         hidden_AD=torch.randn(rows, SIZE, generator=generator),
         embeddings_KAD=torch.zeros(steps, rows, SIZE),
+        inputs_KA=torch.zeros(steps, rows, dtype=torch.int64),
         labels_KA=torch.randint(0, WORDS, (steps, rows), generator=generator),
         positions_A=torch.arange(rows),
         sequences=[SequenceKv(part, NO_KV, NO_KV) for part in parts],
@@ -52,24 +53,36 @@ def plain_loss(name, logits, label, p):
     }[name]  # fmt: skip
 
 
+@pytest.mark.parametrize("learned", [0, 3])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("name", ["ce", "kl", "tv", "lk"])
-def test_loss_and_gradient_are_those_of_the_plain_formula(monkeypatch, name, softcap):
+def test_loss_and_gradient_are_those_of_the_plain_formula(monkeypatch, name, softcap, learned):
+    """Towards the states, and towards the columns of the output rows that learn."""
     monkeypatch.setattr(losses, "CHUNK_ROWS", 10)
     states, table, batch = random_case(rows=17, steps=3, sequences=2)
     batch.labels_KA[1, 4:9] = -1
-    got, counted, correct = unrolled_loss(states, table, batch, 0.6, name, softcap)
+    wide, rows_of_head = table, None
+    if learned:
+        generator = torch.Generator().manual_seed(1)
+        rows_of_head = torch.randn(WORDS, learned, generator=generator).requires_grad_()
+        more = torch.randn(3, 17, learned, generator=generator)
+        states = [torch.cat(pair, 1) for pair in zip(states, more, strict=True)]
+        wide = torch.cat([table, rows_of_head], 1)
+    got, counted, correct = unrolled_loss(
+        states, table, batch, 0.6, name, softcap, learned_VB=rows_of_head
+    )
     expected = torch.zeros(())
     right = [0, 0, 0]
     for k, (state, weight) in enumerate(zip(states, step_weights(3, 0.6), strict=True)):
         rows = [row for row in range(17) if batch.labels_KA[k, row] >= 0]
         for row in rows:
             p, label = plain_target(batch, table, k + 1, row, softcap), batch.labels_KA[k, row]
-            logits = state[row] @ table.T
+            logits = state[row] @ wide.T
             expected = expected + weight / len(rows) * plain_loss(name, logits, label, p)
             right[k] += int(logits.argmax() == label)
     torch.testing.assert_close(got, expected)
-    mine, theirs = torch.autograd.grad(got, states), torch.autograd.grad(expected, states)
+    towards = [*states, rows_of_head] if learned else states
+    mine, theirs = torch.autograd.grad(got, towards), torch.autograd.grad(expected, towards)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)
     assert counted == [17, 12, 17] and correct == right

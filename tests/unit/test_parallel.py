@@ -65,7 +65,7 @@ def train_here(features, out, turned=False):
         def backwards(indices):
             return maker(indices[::-1])
 
-        backwards.rows_VD = maker.rows_VD
+        backwards.rows_VD, backwards.softcap = maker.rows_VD, maker.softcap
         trainer._maker = backwards
     losses = []
     trainer.run(on_report=lambda report: losses.append(report.loss))
@@ -102,6 +102,12 @@ def test_two_processes_train_like_one_with_the_same_batch_up_to_rounding(feature
 
 def test_two_processes_that_were_stopped_have_the_bits_of_two_that_were_not(two):
     assert saved(two / "whole") == saved(two / "parts")
+
+
+def test_what_is_not_finite_in_one_process_is_skipped_in_both(two):
+    tensors, state = checkpoint.load(two / "poisoned" / CHECKPOINT)
+    assert (state["step"], state["skipped"], state["bad_in_row"]) == (20, 2, 0)
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
 def test_a_training_that_was_killed_has_the_bits_of_one_that_was_not(features, tmp_path):

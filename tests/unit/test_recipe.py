@@ -53,7 +53,7 @@ def test_values_defaults_and_digest():
         ('name = "h"', 'name = ""', "name"),
         ('name = "h"\n', "", "name"),
         ("kv_layers = [3, 5]", "kv_layers = []", "kv_layers"),
-        ("kv_layers = [3, 5]", "kv_layers = [-1]", "kv_layers"),
+        ("kv_layers = [3, 5]", "kv_layers = [-2]", "kv_layers"),
         ("kv_layers = [3, 5]", "kv_layers = 3", "kv_layers"),
         ("kv_layers = [3, 5]", "kv_layers = [true]", "kv_layers"),
         ("[train]", "[train", "TOML"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,8 @@ def test_nothing_decoded_has_no_speed():
 class HeadOf:
     """Drafts as many tokens as it is sure of, one it doubts after them; counts its steps."""
 
+    positions = 1
+
     def __init__(self, sure):
         self.sure, self.steps = iter(sure), 0
 
@@ -65,6 +69,16 @@ def test_the_steps_of_doubted_tokens_are_counted_too():
     assert drafter.steps == head.steps == 1 + 2 + 4 + 4 + 4 + 2 + 1
 
 
+def test_a_pass_of_several_positions_is_paid_in_full():
+    head = HeadOf([0, 3, 1, 0])
+    head.positions = 3
+    drafter = CountingDrafter(head, max_draft_tokens=4, min_confidence=0.4)
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    for room in (5, 5, 5, 2):
+        drafter.propose(room)
+    assert drafter.steps == 3 + 3 + 3 + 2  # no more rows than there is room for
+
+
 def heldout(counts):
     """Answers of so many tokens, of each task."""
     return [
@@ -78,6 +92,12 @@ def test_tasks_take_turns_and_each_gives_at_most_what_the_recipe_says():
     answers = heldout({"a": [9, 9, 9, 9], "b": [1, 9], "c": [9, 9]})
     chosen = trial_answers(answers, MeasureRecipe(per_task=2))
     assert [answers[place].id for place in chosen] == ["a0", "b1", "c0", "a1", "c1"]
+
+
+def test_sampled_answers_are_not_decoded_again():
+    answers = heldout({"a": [9, 9, 9]})
+    answers[1] = dataclasses.replace(answers[1], temperature=0.8)
+    assert trial_answers(answers, MeasureRecipe(per_task=3)) == [0, 2]
 
 
 def test_an_evaluation_decodes_few_tokens_but_always_something():

@@ -209,6 +209,7 @@ def test_a_batch_pairs_each_anchor_with_its_tokens_states_and_keys(features):
     inputs = np.concatenate([table.inputs_KA for table in tables], axis=1)
     labels = np.concatenate([table.labels_KA for table in tables], axis=1)
     assert (batch.embeddings_KAD.numpy() == backbone.table[inputs]).all()
+    assert (batch.inputs_KA.numpy() == words.to_index(inputs)).all()
     assert (batch.labels_KA.numpy() == words.to_index(labels)).all()
     for sequence, index in zip(batch.sequences, (2, 0), strict=True):
         assert (batch.hidden_AD[sequence.anchors].numpy() == features.hidden(index)).all()

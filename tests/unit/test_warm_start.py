@@ -18,8 +18,8 @@ from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import DraftVocabulary
 from drafthead.training.features import FeatureStore
-from drafthead.training.host import TorchHost
-from drafthead.training.library import library_model
+from drafthead.training.host import Inside, TorchHost
+from drafthead.training.library import file_model
 from drafthead.training.modules import FrozenMtpHead, rope_tables, visible
 from drafthead.training.warm_start import ridge, rms, start_from_backbone
 from tests import hf
@@ -39,7 +39,7 @@ def opened(name: str, folder: Path) -> Backbone:
 def test_the_host_gives_the_engines_hidden_states(name, tmp_path):
     """Both are float32 here, each off by what tests/unit/test_transformers.py derives."""
     backbone = opened(name, tmp_path)
-    found = TorchHost(backbone).run(TOKENS).numpy()
+    found = TorchHost(backbone).states(TOKENS).numpy()
     cache = backbone.new_cache(len(TOKENS), "f32")
     expected = backbone.forward([Segment(cache, TOKENS)], want="hidden").hidden
     spec = backbone.spec
@@ -52,7 +52,7 @@ def test_products_in_bf16_leave_the_states_near(tmp_path):
     """Each of the 14 products of two layers rounds once on the way in and out, by 2^-9 or less."""
     backbone = opened("qwen2", tmp_path)
     exact, near = TorchHost(backbone), TorchHost(backbone, dtype=torch.bfloat16)
-    expected, found = exact.run(TOKENS), near.run(TOKENS)
+    expected, found = exact.states(TOKENS), near.states(TOKENS)
     assert found.dtype == torch.float32
     assert 0 < rms((found - expected).flatten()) < 28 * 2**-9 * rms(expected.flatten())
 
@@ -61,17 +61,16 @@ def test_products_in_bf16_leave_the_states_near(tmp_path):
 def test_fewer_layers_show_the_same_inside(name, tmp_path):
     backbone = opened(name, tmp_path)
     whole, part = TorchHost(backbone), TorchHost(backbone, 2)
-    whole.run(TOKENS)
-    part.run(TOKENS)
-    assert torch.equal(part.entering(1), whole.entering(1))
-    assert torch.equal(part.attended(1), whole.attended(1))
+    found, expected = part.inside(TOKENS), whole.inside(TOKENS)
+    assert torch.equal(found.entering[1], expected.entering[1])
+    assert torch.equal(found.attended[1], expected.attended[1])
 
 
 def test_a_model_that_the_library_would_turn_otherwise_is_refused(tmp_path):
     backbone = opened("gemma2", tmp_path)
     backbone.spec = replace(backbone.spec, ropes=(Rope(1e6, 1.0), Rope(1e4, 1.0)))
     with pytest.raises(TrainingError, match='start = "random"'):
-        library_model(backbone, 2)
+        file_model(backbone, 2)
 
 
 def test_ridge_solves_its_normal_equations():
@@ -91,6 +90,7 @@ class Started:
     head: FrozenMtpHead
     maker: BatchMaker
     host: TorchHost
+    inside: Inside
     layer: int
 
     def after_anchors(self, values: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ def started(request, tmp_path) -> Started:
     head = FrozenMtpHead(config)
     start_from_backbone(head, config.kv_layers, backbone, maker, answers)
     host = TorchHost(backbone, layer + 1)
-    host.run([*answers[0].prompt_tokens, *answers[0].answer])
-    return Started(backbone, head, maker, host, layer)
+    inside = host.inside([*answers[0].prompt_tokens, *answers[0].answer])
+    return Started(backbone, head, maker, host, inside, layer)
 
 
 @torch.no_grad()
@@ -134,14 +134,14 @@ def test_a_started_head_attends_like_the_layer_it_reads(started):
     """
     batch, spec = started.maker([0]), started.backbone.spec
     layer = started.head.model.layers[0]
-    entering = started.after_anchors(started.host.entering(started.layer))
+    entering = started.after_anchors(started.inside.entering[started.layer])
     kv = batch.sequences[0]
     turned = rope_tables((batch.positions_A + 1) * spec.ropes[0].scale, spec.head_dim,
                          spec.rope_base)  # fmt: skip
     masks = [visible(batch.positions_A + 1, kv.keys_LGRH.shape[2])]
     x = entering / rms(entering)
     found = layer.self_attn(layer.input_layernorm(x), 0, batch, turned, masks)
-    added = started.after_anchors(started.host.attended(started.layer))
+    added = started.after_anchors(started.inside.attended[started.layer])
     if spec.post_norms:
         weight = started.host.values(f"blk.{started.layer}.post_attention_norm.weight")
         added = added / rms(added) * weight
@@ -158,7 +158,7 @@ def test_a_started_head_attends_like_the_layer_it_reads(started):
 def test_the_fitted_projection_gives_the_queries_of_the_layer(started):
     """Nearer than a head that starts at random."""
     batch, at = started.maker([0]), f"blk.{started.layer}."
-    entering = started.after_anchors(started.host.entering(started.layer))
+    entering = started.after_anchors(started.inside.entering[started.layer])
     norm = started.head.model.layers[0].input_layernorm
     wanted = norm(entering) @ started.host.values(at + "attn_q.weight").T
 

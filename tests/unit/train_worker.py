@@ -2,9 +2,10 @@
 
     python train_worker.py FEATURES OUT stopped|killed
 
-stopped: to the end in OUT/whole, then in OUT/parts, where it is stopped at step 9 and resumed.
-killed: in OUT, by SIGKILL after step 13. The first process writes the loss of every step to
-losses.json.
+stopped: to the end in OUT/whole, then in OUT/parts, where it is stopped at step 9 and resumed,
+then in OUT/poisoned, where the second process sees infinite states in steps 5 and 6.
+killed: in OUT, by SIGKILL after step 13.
+The first process writes the loss of every step to losses.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 import trainee
-from test_trainer import RECIPE, answers, make_trainer
+from test_trainer import RECIPE, answers, make_trainer, poison
 
 from drafthead.training.features import FeatureStore
 from drafthead.training.parallel import joined
@@ -34,7 +35,7 @@ def material(folder):
     return rows, store
 
 
-def train(features, out, workers, stop_at=None, kill_at=None):
+def train(features, out, workers, stop_at=None, kill_at=None, poisoned=False):
     losses = {}
 
     def on_report(report):
@@ -46,6 +47,8 @@ def train(features, out, workers, stop_at=None, kill_at=None):
     trainer._workers = workers
     if not workers.first:  # it gets the first one's weights
         torch.nn.init.zeros_(trainer.head.pre_projection.weight)
+        if poisoned:
+            poison(trainer, {4, 5})
     trainer.run(on_report=on_report, stop_at=stop_at)
     if workers.first:
         (out / "losses.json").write_text(json.dumps([losses[step] for step in sorted(losses)]))
@@ -59,6 +62,7 @@ def main(features, out, how):
         train(features, out / "whole", workers)
         train(features, out / "parts", workers, stop_at=9)
         train(features, out / "parts", workers)
+        train(features, out / "poisoned", workers, poisoned=True)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class TinyBackbone:
     def new_cache(self, capacity):
         return TinyCache(capacity)
 
-    def forward(self, segments, *, rows="all", want="tokens"):
+    def forward(self, segments, *, rows="all", want="tokens", taps=()):
         self.widths.append(sum(len(segment.tokens) for segment in segments))
         hidden, chosen, logits = [], [], []
         for cache, tokens in segments:

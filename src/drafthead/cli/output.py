@@ -144,6 +144,13 @@ def decimal(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def duration(seconds: float) -> str:
+    """A time for people: seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def drafter_words(session: Session) -> str:
     """Which drafter is active, or why none is."""
     state = session.drafter

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.errors import RequestError
+from drafthead.cli.flag_types import layer_list, part, share, temperature
+from drafthead.cli.train import gigabytes
+from drafthead.errors import RequestError, TrainingError
+
+if TYPE_CHECKING:
+    from drafthead.evaluation.prompts import PromptRow
+    from drafthead.session import Session
+    from drafthead.training.answers import Answer
+    from drafthead.training.features import FeatureFiles
+    from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings
 
 BUILT_IN_PER_TASK = 500
+PROMPTS_FILE = "invented.jsonl"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,41 +54,17 @@ def add_parser(subparsers: Any) -> None:
                         help="also keep what training reads, in this folder")  # fmt: skip
     parser.add_argument("--kv-layers", type=layer_list, default=(),
                         help="layers whose keys and values --features keeps, as 17,18")  # fmt: skip
+    parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
+    parser.add_argument("--invent", type=output.count, default=0, metavar="N",
+                        help="let the backbone invent N prompts too")  # fmt: skip
+    parser.add_argument("--shard", type=part, default=None, metavar="I/N",
+                        help="answer part I of N alone, as 2/4")  # fmt: skip
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="DIR",
+                        help="put the folders of all parts together in --out; stop")  # fmt: skip
+    parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
-
-
-def number(text: str, low: float, high: float) -> float:
-    """A flag value within two limits; for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"expected a number of {low} to {high}, found {text!r}")
-    return value
-
-
-def share(text: str) -> float:
-    """A flag value from 0 to 1; for argparse."""
-    return number(text, 0.0, 1.0)
-
-
-def temperature(text: str) -> float:
-    """A flag value that logits can be divided by; for argparse."""
-    return number(text, 0.05, 10.0)
-
-
-def layer_list(text: str) -> tuple[int, ...]:
-    """Comma-separated layer numbers; for argparse."""
-    try:
-        layers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        layers = (-1,)
-    if min(layers) < 0:
-        raise argparse.ArgumentTypeError(f"expected layer numbers such as 17,18, found {text!r}")
-    return layers
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -88,63 +73,46 @@ def _check(args: argparse.Namespace) -> None:
             f"--max-tokens {args.max_tokens} leaves no room for a prompt in --capacity "
             f"{args.capacity}."
         )
+    for other, given in (("--shard", args.shard), ("--plan", args.plan)):
+        if args.invent and given:
+            raise RequestError(
+                f"--invent and {other} do not go together: invent first, then give the prompts "
+                f"with --prompts {args.out / PROMPTS_FILE} and {other}."
+            )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the prompts and print what the folder holds."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    """Merge, plan, or answer the prompts and print what the folder holds."""
+    if args.merge:
+        from drafthead.training.shards import merge
 
-    from drafthead.evaluation.prompts import PromptRow, end_ids, parse_row, prompt_ids, read_prompts
+        return _print_manifest(args, merge(args.merge, args.out))
     from drafthead.session import load
-    from drafthead.tasks import TASKS, prompt_set
-    from drafthead.training.answers import Answer
-    from drafthead.training.features import FeatureFiles
     from drafthead.training.prompts import choose
-    from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings, regenerate
+    from drafthead.training.shards import Shard, cut
 
     _check(args)
-    tasks = [task for task in args.tasks.split(",") if task]
-    if args.prompts:
-        rows = (row for path in args.prompts for row in read_prompts(path))
-    else:
-        count = args.limit or BUILT_IN_PER_TASK
-        made = (row for task in tasks or TASKS for row in prompt_set(task, count, args.seed))
-        rows = (parse_row(row, "built-in prompts") for row in made)
-    prompts, duplicates = choose(rows, tasks, args.limit, args.seed)
+    tasks = output.names(args.tasks)
+    rows = _read(args, tasks)
     session = load(args.backbone, head="none", drafter="none", threads=args.threads)
-
-    def encode(prompt: PromptRow) -> list[int]:
-        return prompt_ids(session, prompt)
-
-    features = None
-    if args.features is not None:
-        features = FeatureFiles(args.features, session.backbone, args.kv_layers)
-    settings = RegenSettings(
-        args.max_tokens, args.capacity, args.keep_loops, args.seed,
-        args.temperature if args.sampled else 1.0, args.sampled,
-    )  # fmt: skip
-    regenerator = Regenerator(
-        session.backbone, encode, end_ids(session), settings, args.sequences,
-        features,
-    )  # fmt: skip
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
+    if args.invent:
+        rows += _invent(args, session)
+        tasks = tasks and [*tasks, "invented"]
+    prompts, duplicates = choose(rows, tasks, args.limit, args.seed)
+    if args.plan:
+        part = (
+            prompts if args.shard is None else [p for p in prompts if Shard(*args.shard).holds(p)]
+        )
+        return _plan(args, session, part)
+    if args.shard is not None:
+        prompts = cut(prompts, Shard(*args.shard), args.out)
     start = time.perf_counter()
-    with output.progress("answers", *columns) as progress:
-        bar = progress.add_task("answers", total=len(prompts), note="")
+    manifest = _answer(args, session, prompts)
+    seconds = round(time.perf_counter() - start, 1)
+    return _print_manifest(args, manifest | {"duplicates": duplicates, "seconds": seconds})
 
-        def on_answer(_answer: Answer, counts: RegenCounts) -> None:
-            rate = counts.answer_tokens / (time.perf_counter() - start)
-            note = f"{counts.answer_tokens} tokens, {rate:.0f} tok/s"
-            done = counts.resumed + counts.answers + counts.skipped
-            progress.update(bar, completed=done, note=note)
 
-        manifest = regenerate(regenerator, prompts, args.out, settings, on_answer)
-    manifest |= {"duplicates": duplicates, "seconds": round(time.perf_counter() - start, 1)}
+def _print_manifest(args: argparse.Namespace, manifest: dict[str, object]) -> int:
     if args.json:
         output.print_json(manifest)
     else:
@@ -152,3 +120,127 @@ def run(args: argparse.Namespace) -> int:
             f"{manifest['answers']} answers with {manifest['answer_tokens']} tokens in {args.out}"
         )
     return 0
+
+
+def _read(args: argparse.Namespace, tasks: list[str]) -> list[PromptRow]:
+    from drafthead.evaluation.prompts import parse_row, read_prompts
+    from drafthead.tasks import TASKS, prompt_set
+
+    if args.prompts or args.invent:
+        return [row for path in args.prompts for row in read_prompts(path)]
+    count = args.limit or BUILT_IN_PER_TASK
+    made = (row for task in tasks or TASKS for row in prompt_set(task, count, args.seed))
+    return [parse_row(row, "built-in prompts") for row in made]
+
+
+def _settings(args: argparse.Namespace) -> RegenSettings:
+    from drafthead.training.regen import RegenSettings
+
+    heat = args.temperature if args.sampled else 1.0
+    return RegenSettings(
+        args.max_tokens, args.capacity, args.keep_loops, args.seed, heat, args.sampled
+    )
+
+
+def _regenerator(
+    args: argparse.Namespace, session: Session, features: FeatureFiles | None = None
+) -> Regenerator:
+    from drafthead.evaluation.prompts import end_ids, prompt_ids
+    from drafthead.training.regen import Regenerator
+
+    return Regenerator(
+        session.backbone, lambda prompt: prompt_ids(session, prompt), end_ids(session),
+        _settings(args), args.sequences, features,
+    )  # fmt: skip
+
+
+def _invent(args: argparse.Namespace, session: Session) -> list[PromptRow]:
+    from drafthead.training.invent import invent, write_prompts
+
+    with output.progress("prompts invented", *_columns()) as progress:
+        bar = progress.add_task("prompts", total=args.invent, note="")
+
+        def on_answer(_answer: Answer, counts: RegenCounts) -> None:
+            progress.update(bar, completed=counts.resumed + counts.answers)
+
+        found = invent(
+            session, args.out, args.invent, args.seed, args.temperature, args.sequences, on_answer
+        )
+    write_prompts(args.out / PROMPTS_FILE, found)
+    return found
+
+
+def _columns() -> tuple[Any, ...]:
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+
+    return BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}")
+
+
+def _answer(
+    args: argparse.Namespace, session: Session, prompts: list[PromptRow]
+) -> dict[str, object]:
+    from drafthead.training.features import FeatureFiles
+    from drafthead.training.pace import Pace
+    from drafthead.training.regen import regenerate
+
+    features = None
+    if args.features is not None:
+        features = FeatureFiles(args.features, session.backbone, args.kv_layers)
+    regenerator = _regenerator(args, session, features)
+    pace = Pace(regenerator, _settings(args))
+    with output.progress("answers", *_columns()) as progress:
+        bar = progress.add_task("tokens", total=None, note="")
+
+        def on_answer(answer: Answer, counts: RegenCounts) -> None:
+            pace.add(answer)
+            done, left = pace.tokens()
+            note = (
+                f"{counts.resumed + counts.answers} answers, {counts.answer_tokens} tokens, "
+                f"{counts.answer_tokens / pace.seconds:.0f} tok/s, about "
+                f"{output.duration(pace.seconds_left())} left"
+            )
+            progress.update(bar, completed=done, total=done + left, note=note)
+            if features is not None:
+                check_disk(features.nbytes, args.max_disk)
+
+        return regenerate(regenerator, prompts, args.out, _settings(args), on_answer)
+
+
+def _plan(args: argparse.Namespace, session: Session, prompts: list[PromptRow]) -> int:
+    from dataclasses import asdict
+    from tempfile import TemporaryDirectory
+
+    from drafthead.training.answers import AnswerStore
+    from drafthead.training.features import FeatureFiles
+    from drafthead.training.plan import make_plan
+
+    sizes = None
+    if args.features is not None:
+        with TemporaryDirectory() as empty:  # what is in --features stays as it is
+            files = FeatureFiles(Path(empty), session.backbone, args.kv_layers)
+            sizes = files.bytes_per_anchor, files.bytes_per_row
+    held = list(AnswerStore(args.out).rows())
+    plan = make_plan(
+        _regenerator(args, session), _settings(args), prompts, held, args.sequences, sizes
+    )
+    if args.json:
+        output.print_json(asdict(plan))
+    else:
+        features = "" if sizes is None else f", features {(plan.feature_bytes or 0) / 1e9:.2f} GB"
+        print(
+            f"{plan.prompts} prompts to answer ({plan.held} answered, {plan.skipped} too long): "
+            f"{plan.prompt_tokens} prompt tokens and about {plan.answer_tokens} answer tokens, "
+            f"{plan.rows} rows in about {output.duration(plan.seconds)}; answers "
+            f"{plan.answer_bytes / 1e6:.1f} MB{features}"
+        )
+    check_disk(plan.feature_bytes or 0, args.max_disk)
+    return 0
+
+
+def check_disk(nbytes: int, max_disk: float) -> None:
+    """Refuse features over the limit: TrainingError with both numbers."""
+    if nbytes > max_disk * 1e9:
+        raise TrainingError(
+            f"The features take {nbytes / 1e9:.2f} GB and the limit is {max_disk:.2f} GB; answer "
+            "fewer prompts or raise --max-disk. Answers and features so far are kept."
+        )

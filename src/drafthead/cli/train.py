@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drafthead.session import Session
     from drafthead.training.answers import Answer
     from drafthead.training.features import FeatureStore
+    from drafthead.training.host import TorchFeatures
     from drafthead.training.parallel import Workers
     from drafthead.training.pipeline import Inputs
     from drafthead.training.recipe import Recipe
@@ -41,6 +42,12 @@ def add_parser(subparsers: Any) -> None:
                         help="files to measure the head on at the end; else built in")  # fmt: skip
     parser.add_argument("--backbone", default=None, help="default: the recipe's")
     parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
+    parser.add_argument("--host", choices=("engine", "torch"), default="engine",
+                        help="what computes features that are missing")  # fmt: skip
+    parser.add_argument("--device", default=None, help="of --host torch: cpu (default), cuda, ...")
+    parser.add_argument("--weights", type=Path, default=None, metavar="FOLDER",
+                        help="of --host torch: the model's own safetensors (default: the "
+                        "backbone's, dequantised)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
@@ -92,11 +99,23 @@ class Command:
         self.recipe: Recipe = load_recipe(path)
         self.folder: Path = getattr(args, "run_folder", Path("runs") / path.stem)
         self.answers: Path = getattr(args, "answers", self.folder / "answers")
-        self.features: Path = getattr(args, "features", self.folder / "features")
+        kept = "features" if args.host == "engine" else "features-torch"
+        self.features: Path = getattr(args, "features", self.folder / kept)
         self.out: Path = getattr(args, "out", self.folder / "head")
         self.name: str = args.backbone or self.recipe.head.backbone
         threads = args.threads or max(1, default_threads() // processes_here())
         self.session: Session = load(self.name, head="none", drafter="none", threads=threads)
+        self.source = self._source()
+
+    def _source(self) -> TorchFeatures | None:
+        args = self.args
+        if args.host == "engine":
+            if args.device or args.weights:
+                raise TrainingError("--device and --weights belong to --host torch; give that too.")
+            return None
+        from drafthead.training.host import TorchFeatures
+
+        return TorchFeatures(self.session.backbone, args.device or "cpu", args.weights)
 
     def run(self) -> dict[str, object]:
         """All of it, or the plan; the object of `--json`."""
@@ -108,11 +127,12 @@ class Command:
         backbone = self.session.backbone
         eos_ids = self.session.tokenizer.eos_ids
         inputs = pipeline.read_inputs(self.recipe, self.answers, backbone, eos_ids)
-        features = pipeline.feature_store(self.recipe, backbone, inputs, self.features)
+        features = self._store(inputs)
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))
         if not args.plan:
             features = self._build(features, inputs)
+            result |= self._compare(features, inputs)
             result |= self._train(inputs, features)
         return result
 
@@ -143,7 +163,9 @@ class Command:
 
     def _plan(self, inputs: Inputs, features: FeatureStore) -> dict[str, object]:
         plan = features.plan
-        coverage = inputs.vocabulary.coverage(inputs.heldout or inputs.train)
+        coverage = inputs.vocabulary.coverage(
+            inputs.heldout or inputs.train, self.recipe.head.prompt_tokens
+        )
         self.console.print(
             f"{len(inputs.train)} answers to train on, {len(inputs.heldout)} held out, "
             f"{plan.anchors} anchors, features {plan.nbytes / 1e9:.2f} GB, draft vocabulary "
@@ -157,18 +179,35 @@ class Command:
 
     def _build(self, features: FeatureStore, inputs: Inputs) -> FeatureStore:
         """Compute what is missing in the first process; the others read what it wrote."""
-        from drafthead.training import pipeline
-
         if self.workers.first:
             with output.progress(*_columns()) as progress:
                 bar = progress.add_task("features", total=features.plan.missing_rows)
                 features.build(lambda rows: progress.update(bar, completed=rows))
         self.workers.wait()
         if not self.workers.first:
-            backbone = self.session.backbone
-            features = pipeline.feature_store(self.recipe, backbone, inputs, self.features)
+            features = self._store(inputs)
             features.build()
         return features
+
+    def _store(self, inputs: Inputs) -> FeatureStore:
+        from drafthead.training import pipeline
+
+        backbone = self.session.backbone
+        return pipeline.feature_store(self.recipe, backbone, inputs, self.features, self.source)
+
+    def _compare(self, features: FeatureStore, inputs: Inputs) -> dict[str, object]:
+        """Say how far the features of another host are from what will verify."""
+        if self.source is None or not self.workers.first:
+            return {}
+        from drafthead.training.host_check import compare_with_engine
+
+        kv_layers = self.recipe.head.kv_layers
+        found = compare_with_engine(
+            self.session.backbone, features, inputs.answers, kv_layers,
+            inputs.vocabulary.token_ids, self.folder,
+        )  # fmt: skip
+        self.console.print(found.text(), soft_wrap=True)
+        return {"host": found.content()}
 
     def _train(self, inputs: Inputs, features: FeatureStore) -> dict[str, object]:
         from drafthead.training import pipeline

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead._native import KvCache, MtpHead
+from drafthead.heads.config import GROUP
 from drafthead.types import Draft
 
 # One recurrent head drafts any length. A draft token costs its step and one more row to verify,
@@ -18,6 +19,10 @@ from drafthead.types import Draft
 # docs/decisions.md has the thresholds that were compared.
 MAX_DRAFT_TOKENS = 6
 MIN_CONFIDENCE = 0.4
+
+
+# A head may draft tokens outside its draft vocabulary that are among this many last ones.
+RECENT_TOKENS = 1024
 
 
 class MtpDrafter:
@@ -45,10 +50,14 @@ class MtpDrafter:
         self._cache: KvCache | None = None
         self._hidden_D: NDArray[np.float32] = np.zeros(0, np.float32)
         self._last_token = 0
+        self._groups: list[int] = []
 
     def begin(self, tokens: Sequence[int], hidden_D: NDArray[np.float32], cache: KvCache) -> None:
         """Remember the cache to read, and where the answer starts."""
         self._cache = cache
+        self._groups = []
+        if self.head.prompt_tokens:
+            self._groups = np.unique(np.asarray(tokens[-RECENT_TOKENS:]) // GROUP).tolist()
         self.observe(tokens, hidden_D)
 
     def propose(self, max_tokens: int) -> Draft:
@@ -56,7 +65,7 @@ class MtpDrafter:
         assert self._cache is not None, "propose before begin"
         count = min(max_tokens, self.max_draft_tokens)
         tokens, confidences = self.head.draft(
-            self._cache, self._last_token, self._hidden_D, count, self.min_confidence
+            self._cache, self._last_token, self._hidden_D, count, self.min_confidence, self._groups
         )
         # The head stops after the step that brings the product below, and still hands it over.
         doubted = len(tokens) > 0 and np.cumprod(confidences)[-1] < np.float32(self.min_confidence)
@@ -65,5 +74,7 @@ class MtpDrafter:
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Move on: nothing to roll back, since the head reads the backbone's own cache."""
+        if self.head.prompt_tokens:
+            self._groups = sorted({*self._groups, *(token // GROUP for token in tokens)})
         self._last_token = tokens[-1]
         self._hidden_D = hidden_D

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from drafthead import _native
+from drafthead._native import MtpHead
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.decoding.loop import prefill
 from drafthead.drafters.mtp import MtpDrafter
@@ -54,7 +59,7 @@ def measure_cost(
 
 
 def cost_jobs(session: Session, rows: Sequence[int], context: int) -> Jobs:
-    """What is timed: passes by their number of rows, and "draft", DRAFT_STEPS steps of the head.
+    """What is timed: passes by their number of rows, and "draft", DRAFT_STEPS tokens of the head.
 
     Each pass computes the target's choice for every row, as verification does, and is rolled back.
 
@@ -78,8 +83,15 @@ def cost_jobs(session: Session, rows: Sequence[int], context: int) -> Jobs:
     drafting = session.drafting
     if isinstance(drafting, MtpDrafter):
         head = drafting.head
-        jobs["draft"] = lambda: head.draft(cache, ids[context], hidden_D, DRAFT_STEPS, 0.0)
+        jobs["draft"] = partial(_draft, head, cache, ids[context], hidden_D)
     return jobs
+
+
+def _draft(head: MtpHead, cache: KvCache, token: int, hidden_D: NDArray[np.float32]) -> None:
+    """DRAFT_STEPS tokens: one draft of a recurrent head, several of one with a few positions."""
+    longest = head.positions if head.positions > 1 else DRAFT_STEPS
+    for done in range(0, DRAFT_STEPS, longest):
+        head.draft(cache, token, hidden_D, min(longest, DRAFT_STEPS - done), 0.0)
 
 
 def random_ids(backbone: Backbone, count: int) -> list[int]:

@@ -6,7 +6,7 @@ lives in the block `frozen_mtp`, which foreign loaders ignore.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafthead.errors import HeadError
@@ -16,8 +16,14 @@ HIDDEN_TAP = "post_final_norm"
 DRAFT_POSITION = "bonus"
 QUANTIZATION = "int8_block32"
 NO_ATTENTION = -1  # in kv_layers
+MAX_LAYERS = 64
 MAX_MARKOV_RANK, MARKOV_STEP, MAX_POSITIONS = 256, 32, 16
 GROUP = 16  # the draft vocabulary is made of whole, aligned groups of this many token ids
+
+
+def read_layers(kv_layers: Sequence[int]) -> tuple[int, ...]:
+    """Leave out the layers without attention."""
+    return tuple(layer for layer in kv_layers if layer != NO_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,9 @@ class HeadConfig:
     attention_bias, qk_norm: whether the queries have a bias, and a norm of each query head, as the
     backbone's queries have.  markov_rank: of the bias that the token before gives to scores; 0 is
     none.  taps: backbone layers whose output it reads beside the last hidden state.  positions: how
-    many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  training: a record
-    of how the head came to be, for people.
+    many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
+    whether it may draft tokens outside its draft vocabulary that the text so far holds.
+    training: a record of how the head came to be, for people.
     """
 
     d_model: int
@@ -61,6 +68,7 @@ class HeadConfig:
     markov_rank: int = 0
     taps: tuple[int, ...] = ()
     positions: int = 1
+    prompt_tokens: bool = False
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -71,7 +79,12 @@ class HeadConfig:
     @property
     def read_layers(self) -> tuple[int, ...]:
         """Backbone layers whose K and V it reads, one for each of its layers with attention."""
-        return tuple(layer for layer in self.kv_layers if layer != NO_ATTENTION)
+        return read_layers(self.kv_layers)
+
+    @property
+    def longest_draft(self) -> int | None:
+        """Tokens that one draft can hold; None for a recurrent head, which drafts any number."""
+        return self.positions if self.positions > 1 else None
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name and shape (N, K) of every matrix."""
@@ -138,6 +151,7 @@ class HeadConfig:
                 "markov_rank": self.markov_rank,
                 "draft_position": DRAFT_POSITION,
                 "draft_vocab_size": self.draft_vocab_size,
+                "draft_prompt_tokens": self.prompt_tokens,
                 "trained_steps": self.trained_steps,
                 "quantization": QUANTIZATION,
                 "training": dict(self.training),
@@ -176,6 +190,7 @@ class HeadConfig:
             qk_norm=top.flag("use_qk_norm"),
             markov_rank=block.optional("markov_rank", 0, MAX_MARKOV_RANK, 0),
             taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
+            prompt_tokens=block.flag("draft_prompt_tokens"),
             positions=block.optional("positions", 1, MAX_POSITIONS, 1),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
             training=_Fields(block.get("training", dict), "frozen_mtp.training.").content,
@@ -196,7 +211,6 @@ class HeadConfig:
 
 
 MAX_SIZE = 1 << 22
-MAX_LAYERS = 64
 
 
 class _Fields:

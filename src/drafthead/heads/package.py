@@ -218,6 +218,7 @@ class HeadPackage:
             "markov_rank": config.markov_rank,
             "taps": len(config.taps),
             "positions": config.positions,
+            "prompt_tokens": int(config.prompt_tokens),
         }
         ids = np.array(self.tensors["draft_token_ids"])
         head = MtpHead(backbone.native, spec, list(config.kv_layers), ids)

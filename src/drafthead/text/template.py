@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Template, TemplateError
@@ -165,8 +165,18 @@ def encode_chat(
     Raises:
         RequestError: as ChatTemplate.render and Tokenizer.encode.
     """
+    return _encode(tokenizer, template.render(messages))
+
+
+def encode_opened_turn(tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    """Encode a chat up to where its first message, the user's, begins; errors as encode_chat."""
+    parts = template.render([{"role": "user", "content": "text"}])
+    return _encode(tokenizer, takewhile(lambda part: not part.user, parts))
+
+
+def _encode(tokenizer: Tokenizer, parts: Iterable[Part]) -> list[int]:
     ids: list[int] = []
-    for text, control in _runs(template.render(messages), tokenizer.control_pattern):
+    for text, control in _runs(parts, tokenizer.control_pattern):
         ids += [tokenizer.control_tokens[text]] if control else tokenizer.encode(text)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)

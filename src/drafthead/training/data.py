@@ -75,16 +75,36 @@ class DraftVocabulary:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def to_index(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Token ids to places in the draft vocabulary; IGNORED for ids outside it."""
-        return self._index[ids]
+    def more(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of the whole groups that hold these tokens and are not in the vocabulary, (n,)."""
+        groups = np.unique(tokens // GROUP)
+        groups = groups[(groups + 1) * GROUP < len(self._index)]
+        new = groups[self._index[groups * GROUP] == IGNORED]
+        ids: NDArray[np.int64] = (new[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+        return ids
 
-    def coverage(self, answers: Iterable[Answer]) -> float | None:
-        """The share of answer tokens that can be drafted; None where there are none."""
+    def to_index(
+        self, ids: NDArray[np.int64], more: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Token ids to places in the draft vocabulary, `more` behind it; IGNORED outside both."""
+        index = self._index
+        if more is not None and len(more):
+            index = index.copy()
+            index[more] = len(self.token_ids) + np.arange(len(more))
+        places: NDArray[np.int64] = index[ids]
+        return places
+
+    def coverage(self, answers: Iterable[Answer], prompt_tokens: bool = False) -> float | None:
+        """The share of answer tokens that can be drafted; None where there are none.
+
+        prompt_tokens: whether groups of tokens that the prompt holds can be drafted too.
+        """
         inside = total = 0
         for answer in answers:
             ids = np.array(answer.answer, dtype=np.int64)
-            inside += int((self.to_index(ids) != IGNORED).sum())
+            prompt = np.array(answer.prompt_tokens, dtype=np.int64)
+            more = self.more(prompt) if prompt_tokens else None
+            inside += int((self.to_index(ids, more) != IGNORED).sum())
             total += len(ids)
         return inside / total if total else None
 
@@ -93,12 +113,14 @@ PROMPT_WEIGHT = 0.05  # a prompt token counts as this share of an answer token
 
 
 def select_vocabulary(
-    answers: Iterable[Answer], eos_ids: Iterable[int], vocab_size: int, size: int
-) -> DraftVocabulary:
-    """Keep the groups of 16 ids whose tokens the backbone says most often.
+    answers: Iterable[Answer], eos_ids: Iterable[int], vocab_size: int, size: int,
+    kind: str = "frequency",
+) -> DraftVocabulary:  # fmt: skip
+    """Keep the groups of 16 ids whose tokens the backbone says most often; or the first `size` ids.
 
     Prompt tokens count a little: answers copy from prompts. Groups that hold an end token always
     belong to it. Groups that were never seen fill up in ascending order, so that the size is exact.
+    The kind "prefix" is the first ids as they come: one run of output rows, read in place.
 
     Raises:
         TrainingError: the size is not a multiple of 16 within the vocabulary.
@@ -108,6 +130,8 @@ def select_vocabulary(
         raise TrainingError(
             f"draft_vocab must be a multiple of {GROUP} of at most {groups * GROUP}, found {size}."
         )
+    if kind == "prefix":
+        return DraftVocabulary(np.arange(size, dtype=np.int64), vocab_size)
     weights = np.zeros(vocab_size, dtype=np.float64)
     for answer in answers:
         np.add.at(weights, np.array(answer.answer, dtype=np.int64), 1.0)

@@ -4,13 +4,14 @@ Legend: A anchors, R positions kept of a sequence, D hidden size, G KV heads, H 
 L stored layers.
 
     features.json   which backbone, which layers, which sizes
-    hidden.f16      (A, D) post-final-norm states of the anchors, answer after answer
+    hidden.f16      (A, D) post-final-norm states of the anchors, answer after answer; where taps
+                    are kept (A, (1 + taps) D)
     kv.f16          (R, L, 2, G, H) keys (after rope) and values of every position up to the last
                     anchor: the very bits of the cache
     index.jsonl     one line an answer: its key, A and R; written after its data is on the disk
 
 `regen` fills them while it answers, at no further cost; `train` computes what is missing. The
-states are the engine's, rounded to f16.
+states are the engine's, rounded to f16, or those of another source, which the header then names.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from drafthead.training.answers import Answer, write_atomic
 from drafthead.training.data import anchor_count, common_prefix
 
 CHUNK_ROWS = 512
+SOURCE_ROWS = 4096  # of a batch that a source is given
 ANSWERS_PER_SYNC = 64
 HEADER, INDEX, HIDDEN, KV = "features.json", "index.jsonl", "hidden.f16", "kv.f16"
 
@@ -84,7 +86,18 @@ def gather_kv(cache: KvCache, layer: int, rows: int) -> NDArray[np.float16]:
         )
     keys_RGH = keys.transpose(1, 3, 0, 2).reshape(blocks * width, groups, size)[:rows]
     values_RGH = values.transpose(1, 0, 2)[:rows]
-    return np.stack([keys_RGH, values_RGH], axis=1)
+    return np.stack([keys_RGH, values_RGH], axis=1).astype(np.float16, copy=False)
+
+
+class Source(Protocol):
+    """What computes features in place of the engine."""
+
+    name: str
+
+    def show(
+        self, answers: Sequence[Answer], kv_layers: Sequence[int]
+    ) -> list[tuple[NDArray[np.float16], NDArray[np.float16]]]:
+        """States (A, D), K and V (R, L, 2, G, H) of each answer."""
 
 
 @dataclass(frozen=True)
@@ -98,22 +111,33 @@ class _Place:
 
 
 class FeatureFiles:
-    """The growing files of one backbone and one list of layers.
+    """The growing files of one backbone, one list of layers and one of taps.
 
-    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone
-    or other layers are begun anew.
+    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone,
+    other layers or another source are begun anew.
     """
 
-    def __init__(self, folder: Path, backbone: Backbone, kv_layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        backbone: Backbone,
+        kv_layers: Sequence[int],
+        taps: Sequence[int] = (),
+        source: str | None = None,
+    ) -> None:
         spec = backbone.spec
         self.folder = folder
         self._header: dict[str, object] = {
             "format_version": 2, "fingerprint": backbone.fingerprint, "d_model": spec.d_model,
-            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim, "kv_layers": list(kv_layers),
+            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim,
         }  # fmt: skip
-        self.layers = self._stored_layers(kv_layers)
+        if source is not None:
+            self._header["source"] = source
+        self.layers, self.taps = self._stored(kv_layers, taps)
         self._header["kv_layers"] = list(self.layers)
-        self._state_shape = (spec.d_model,)
+        if self.taps:
+            self._header["taps"] = list(self.taps)
+        self._state_shape = ((1 + len(self.taps)) * spec.d_model,)
         self._kv_shape = (len(self.layers), 2, spec.n_kv_heads, spec.head_dim)
         self._places: dict[str, _Place] = {}
         self._anchors = self._rows = 0
@@ -121,20 +145,23 @@ class FeatureFiles:
         if (folder / HEADER).is_file():
             self._read_index()
 
-    def _stored_layers(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """The layers on the disk where they hold all that are wanted; else begin anew."""
+    def _stored(
+        self, layers: Sequence[int], taps: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Layers and taps on the disk where they hold all that are wanted; else begin anew."""
         path = self.folder / HEADER
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            layers = found["kv_layers"]
-            same = {**self._header, "kv_layers": layers} == found and set(wanted) <= set(layers)
+            stored = found["kv_layers"], found.get("taps", [])
+            same = {**found, **self._header} == found
+            same &= set(layers) <= set(stored[0]) and set(taps) <= set(stored[1])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if same:
-            return tuple(layers)
+            return tuple(stored[0]), tuple(stored[1])
         path.unlink(missing_ok=True)
         (self.folder / INDEX).unlink(missing_ok=True)
-        return tuple(wanted)
+        return tuple(layers), tuple(taps)
 
     @property
     def bytes_per_anchor(self) -> int:
@@ -146,6 +173,11 @@ class FeatureFiles:
         """Bytes of one position's keys and values."""
         return 2 * int(np.prod(self._kv_shape))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept, pending ones too."""
+        return self._anchors * self.bytes_per_anchor + self._rows * self.bytes_per_row
+
     def __contains__(self, key: str) -> bool:
         return key in self._places
 
@@ -155,13 +187,20 @@ class FeatureFiles:
 
     def append(self, answer: Answer, hidden_AD: NDArray[Any], cache: KvCache) -> None:
         """Keep the states of an answer's anchors, and K and V from the cache that answered it."""
-        key, rows = answer_key(answer), kept_rows(answer)
-        if not rows or key in self._places:
+        rows = kept_rows(answer)
+        if not rows or answer_key(answer) in self._places:
             return
         layers = [gather_kv(cache, layer, rows) for layer in self.layers]
         kv = np.stack(layers, axis=1) if layers else np.zeros((rows, *self._kv_shape), np.float16)
-        self._add(key, len(hidden_AD), rows)
-        self._pending.append((key, hidden_AD.astype(np.float16), kv))
+        self.keep(answer, hidden_AD.astype(np.float16), kv)
+
+    def keep(self, answer: Answer, hidden_AD: NDArray[np.float16], kv: NDArray[np.float16]) -> None:
+        """Keep the states of an answer, and K and V (R, L, 2, G, H) of the stored layers."""
+        key = answer_key(answer)
+        if key in self._places:
+            return
+        self._add(key, len(hidden_AD), len(kv))
+        self._pending.append((key, hidden_AD, kv))
         if len(self._pending) >= ANSWERS_PER_SYNC:
             self.flush()
 
@@ -231,15 +270,24 @@ class FeatureFiles:
 
 
 class FeatureStore:
-    """The features of a list of answers, by place in the list, for the layers a head reads."""
+    """The features of a list of answers, by place in the list, for the layers a head reads.
+
+    source: what computes them; None: the engine.
+    """
 
     def __init__(
-        self, folder: Path, backbone: Backbone, answers: Sequence[Answer], kv_layers: Sequence[int]
-    ) -> None:
-        self._backbone, self._answers = backbone, list(answers)
-        self._files = FeatureFiles(folder, backbone, kv_layers)
+        self, folder: Path, backbone: Backbone, answers: Sequence[Answer],
+        kv_layers: Sequence[int], taps: Sequence[int] = (), source: Source | None = None,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self._backbone, self._answers, self._source = backbone, list(answers), source
+        if source is not None and taps:
+            raise TrainingError("Taps are given by the engine alone: use --host engine.")
+        name = source.name if source else None
+        self._files = FeatureFiles(folder, backbone, kv_layers, taps, name)
         self._keys = [answer_key(answer) for answer in answers]
         self._chosen = [self._files.layers.index(layer) for layer in kv_layers]
+        self._columns = self._columns_of(backbone.spec.d_model, tuple(taps))
         self._maps: tuple[NDArray[np.float16], NDArray[np.float16]] | None = None
 
     @property
@@ -260,15 +308,44 @@ class FeatureStore:
         """
         plan = self.plan
         self._check_room(plan)
-        capacity = max((kept_rows(answer) for answer in self._answers), default=0)
-        cache = self._backbone.new_cache(max(capacity, 1))
-        done, cached = 0, list[int]()
-        for key, answer in zip(self._keys, self._answers, strict=True):
-            if kept_rows(answer) and key not in self._files:
-                cached = self._compute(answer, cache, cached)
-                done += kept_rows(answer)
-                on_rows(done)
+        pairs = zip(self._keys, self._answers, strict=True)
+        missing = {k: a for k, a in pairs if kept_rows(a) and k not in self._files}
+        answers = list(missing.values())
+        compute = self._by_engine if self._source is None else self._by_source
+        done = 0
+        for rows in compute(answers):
+            done += rows
+            on_rows(done)
         self._maps = self._files.open()
+
+    def _columns_of(self, width: int, taps: tuple[int, ...]) -> slice | NDArray[np.int64]:
+        """Where the state and the wanted taps are in a stored row."""
+        stored = self._files.taps
+        if taps == stored:
+            return slice(None)
+        parts = np.array([0, *(1 + stored.index(layer) for layer in taps)])
+        return (width * parts[:, None] + np.arange(width)).reshape(-1)
+
+    def _by_engine(self, missing: Sequence[Answer]) -> Iterator[int]:
+        """Compute answers one after the other; yields the rows of each."""
+        capacity = max((kept_rows(answer) for answer in missing), default=0)
+        cache = self._backbone.new_cache(max(capacity, 1))
+        cached = list[int]()
+        for answer in missing:
+            cached = self._compute(answer, cache, cached)
+            yield kept_rows(answer)
+
+    def _by_source(self, missing: Sequence[Answer]) -> Iterator[int]:
+        """Compute answers of about one length together; yields the rows of each batch."""
+        assert self._source is not None
+        ordered = sorted(missing, key=kept_rows)
+        while ordered:
+            count = max(1, SOURCE_ROWS // kept_rows(ordered[-1]))
+            batch, ordered = ordered[-count:], ordered[:-count]
+            shown = self._source.show(batch, self._files.layers)
+            for answer, (hidden, kv) in zip(batch, shown, strict=True):
+                self._files.keep(answer, hidden, kv)
+            yield sum(map(kept_rows, batch))
 
     def _check_room(self, plan: FeaturePlan) -> None:
         folder = self._files.folder
@@ -287,23 +364,23 @@ class FeatureStore:
         # What the last sequence began with too (a system text) is in the cache with the same bits.
         known = common_prefix(cached, answer.prompt_tokens[:-1])
         cache.rollback(known)
+        taps = self._files.taps
+        chunks = [tokens[start : start + CHUNK_ROWS] for start in range(known, rows, CHUNK_ROWS)]
         states = [
-            self._backbone.forward(
-                [Segment(cache, tokens[start : start + CHUNK_ROWS])], rows="all", want="hidden"
-            ).hidden
-            for start in range(known, rows, CHUNK_ROWS)
+            self._backbone.forward([Segment(cache, chunk)], want="hidden", taps=taps).hidden
+            for chunk in chunks
         ]
         first = len(answer.prompt_tokens) - 1 - known
         self._files.append(answer, np.concatenate(states)[first:], cache)
         return tokens
 
     def hidden(self, index: int) -> NDArray[np.float16]:
-        """States of the anchors of one answer, (A, D)."""
+        """States of the anchors of one answer and the wanted taps, (A, (1 + taps) D)."""
         assert self._maps is not None, "build() comes first"
         if self._keys[index] not in self._files:
-            return self._maps[0][:0]
+            return self._maps[0][:0, self._columns]
         place = self._files.place(self._keys[index])
-        return self._maps[0][place.anchor : place.anchor + place.anchors]
+        return self._maps[0][place.anchor : place.anchor + place.anchors, self._columns]
 
     def kv(self, index: int) -> NDArray[np.float16]:
         """K and V of one answer's positions, (R, L, 2, G, H)."""

@@ -6,6 +6,7 @@ family. Norms of the Gemma family multiply by 1 + weight there, by the weight in
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +49,18 @@ POST_NORM_NAMES = NAMES | {
 }
 
 
-def library_model(backbone: Backbone, layers: int) -> nn.Module:
+def _library() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise TrainingError(
+            "The backbone in torch needs transformers, which is not installed: "
+            "`pip install 'drafthead[train]'`."
+        ) from error
+    return transformers
+
+
+def file_model(backbone: Backbone, layers: int) -> nn.Module:
     """The first layers of a backbone and its final norm, frozen.
 
     It takes embeddings, for the engine has the table already.
@@ -56,19 +68,12 @@ def library_model(backbone: Backbone, layers: int) -> nn.Module:
     Raises:
         TrainingError: transformers is not installed, or has no such model.
     """
-    try:
-        from transformers import AutoModel
-    except ModuleNotFoundError as error:
-        raise TrainingError(
-            "The backbone in torch needs transformers, which is not installed: "
-            "`pip install 'drafthead[train]'`."
-        ) from error
-    spec, gguf = backbone.spec, backbone.gguf
+    library, spec, gguf = _library(), backbone.spec, backbone.gguf
     config = library_config(spec, layers)
-    kind = "eager" if spec.attention_softcap else "sdpa"  # sdpa has no soft cap
     with torch.device("meta"):
-        model: Any = AutoModel.from_config(config, attn_implementation=kind)
-    weights = {"embed_tokens.weight": torch.zeros(1, spec.d_model)}
+        model: Any = library.AutoModel.from_config(config, attn_implementation=_attention(spec))
+    model.embed_tokens = nn.Identity()
+    weights = {}
     for planned in tensor_plan(spec):
         name = _library_name(planned.name, spec, layers)
         if name is not None:
@@ -83,14 +88,62 @@ def library_model(backbone: Backbone, layers: int) -> nn.Module:
     return frozen
 
 
+def folder_model(folder: Path, backbone: Backbone) -> nn.Module:
+    """The model of a folder with config.json and safetensors, frozen, in f32.
+
+    Raises:
+        TrainingError: transformers is not installed, or the folder holds no such model.
+    """
+    library, spec = _library(), backbone.spec
+    try:
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
+        _check_same_model(folder, config, backbone)
+        model, report = library.AutoModel.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=_attention(spec),
+            use_safetensors=True, local_files_only=True, output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TrainingError(
+            f"{folder} holds no model that transformers reads from safetensors "
+            f"({str(error).splitlines()[0]})."
+        ) from error
+    if report["missing_keys"]:
+        raise TrainingError(f"{folder}: the tensor {min(report['missing_keys'])} is missing.")
+    frozen: nn.Module = model.eval().requires_grad_(False)
+    return frozen
+
+
+def _check_same_model(folder: Path, config: Any, backbone: Backbone) -> None:
+    """Compare what a folder says with what the file says."""
+    spec = backbone.spec
+    wanted = {
+        "model_type": library_config(spec, spec.n_layers).model_type,
+        "hidden_size": spec.d_model,
+        "num_hidden_layers": spec.n_layers,
+        "intermediate_size": spec.d_ff,
+        "num_attention_heads": spec.n_heads,
+        "num_key_value_heads": spec.n_kv_heads,
+        "vocab_size": spec.vocab_size,
+    }
+    for name, value in wanted.items():
+        found = getattr(config, name, None)
+        if found != value:
+            raise TrainingError(
+                f"{folder} holds another model than {backbone.name}: {name} is {found}, expected "
+                f"{value}."
+            )
+
+
+def _attention(spec: ModelSpec) -> str:
+    return "eager" if spec.attention_softcap else "sdpa"  # sdpa has no soft cap
+
+
 def library_config(spec: ModelSpec, layers: int) -> Any:
     """The library's configuration of the first layers of a model.
 
     Raises:
         TrainingError: windowed layers of a family that has them turned otherwise there.
     """
-    import transformers
-
     windows = [layer.window for layer in spec.layers[:layers]]
     kind = FAMILIES[spec.architecture]
     if kind == "Llama" and any(windows):
@@ -112,7 +165,7 @@ def library_config(spec: ModelSpec, layers: int) -> Any:
         more["attn_logit_softcapping"] = spec.attention_softcap or None
     if kind == "Gemma3Text":
         more["rope_parameters"] = {"full_attention": ropes[0], "sliding_attention": ropes[-1]}
-    return getattr(transformers, f"{kind}Config")(
+    return getattr(_library(), f"{kind}Config")(
         hidden_size=spec.d_model, intermediate_size=spec.d_ff, num_hidden_layers=layers,
         num_attention_heads=spec.n_heads, num_key_value_heads=spec.n_kv_heads,
         head_dim=spec.head_dim, vocab_size=1, max_position_embeddings=spec.context_length,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from drafthead.training.modules import Batch, SequenceKv
+from drafthead.training.modules import Batch, SequenceKv, with_learned
 
 CHUNK_ROWS = 256  # logits of this many rows stay in the processor's cache
 CE_SHARE = 0.1  # of the loss "tv"
@@ -113,39 +113,59 @@ class Teacher:
         return p_MV, entropy_M
 
 
-class _FrozenLoss(torch.autograd.Function):
-    """A loss of states against frozen output rows, a chunk of rows at a time.
+Judge = Callable[[Tensor, Tensor, Tensor], Judged]  # of log q, labels and target states
 
-    The rows do not learn, so the gradient slope x W is known in the forward pass and the logits of
-    the whole batch are never held.
+
+def judge_of(name: str, teacher: Teacher) -> Judge:
+    """The loss of this name."""
+    if name == "ce":
+        return lambda log_q, labels, _: cross_entropy(log_q, labels)
+    return lambda log_q, labels, targets: SOFT_LOSSES[name](
+        log_q, labels, *teacher(targets, labels)
+    )
+
+
+class _FrozenLoss(torch.autograd.Function):
+    """The weighted sum of a loss of states against output rows, a chunk of rows at a time.
+
+    A slope towards the logits is known in the forward pass, and with it both gradients: slope x W
+    towards the states, slope^T x state towards the columns of W that learn, a Markov bias; all
+    others are frozen. So the logits of the whole batch are never held.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, states_MD: Tensor, rows_VD: Tensor, labels_M: Tensor, targets_M: Tensor,
-        name: str, teacher: Teacher,
+        ctx: Any, states_MD: Tensor, rows_VD: Tensor, learned_VB: Tensor | None, labels_M: Tensor,
+        targets_M: Tensor, weights_M: Tensor, judge: Judge,
     ) -> Any:  # fmt: skip
         losses, choices, gradients = [], [], []
-        chunks = (tensor.split(CHUNK_ROWS) for tensor in (states_MD, labels_M, targets_M))
-        for states, labels, targets in zip(*chunks, strict=True):
+        slopes_VB = None if learned_VB is None else torch.zeros_like(learned_VB)
+        if learned_VB is not None:
+            rows_VD = with_learned(rows_VD, learned_VB)
+        per_row = (states_MD, labels_M, targets_M, weights_M)
+        chunks = (tensor.split(CHUNK_ROWS) for tensor in per_row)
+        for states, labels, targets, weights in zip(*chunks, strict=True):
             logits = (states.to(rows_VD.dtype) @ rows_VD.T).float()
             choices.append(logits.argmax(-1))
             log_q = F.log_softmax(logits, -1)
-            if name == "ce":
-                loss, slopes = cross_entropy(log_q, labels)
-            else:
-                loss, slopes = SOFT_LOSSES[name](log_q, labels, *teacher(targets, labels))
-            losses.append(loss)
-            gradients.append((slopes.to(rows_VD.dtype) @ rows_VD).float())
-        ctx.save_for_backward(torch.cat(gradients))
+            loss, slopes = judge(log_q, labels, targets)
+            losses.append(loss * weights)
+            slopes = slopes.to(rows_VD.dtype)
+            gradients.append((slopes @ rows_VD).float() * weights[:, None])
+            if slopes_VB is not None:
+                inputs = weights[:, None] * states[:, -slopes_VB.shape[1] :]
+                slopes = slopes[:, : len(slopes_VB)]
+                slopes_VB += (slopes.T @ inputs.to(slopes.dtype)).float()
+        ctx.save_for_backward(torch.cat(gradients), slopes_VB)
         choices_M = torch.cat(choices)
         ctx.mark_non_differentiable(choices_M)
-        return torch.cat(losses), choices_M
+        return torch.cat(losses).sum(), choices_M
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (gradients_MD,) = ctx.saved_tensors
-        return gradients_MD * grads[0][:, None], None, None, None, None, None
+        gradients_MD, slopes_VB = ctx.saved_tensors
+        learned = None if slopes_VB is None else slopes_VB * grads[0]
+        return gradients_MD * grads[0], None, learned, *[None] * 4
 
 
 def step_weights(steps: int, decay: float) -> list[float]:
@@ -167,11 +187,12 @@ def target_rows(sequences: Sequence[SequenceKv], steps: int) -> Tensor:
 def unrolled_loss(
     states: Sequence[Tensor], rows_VD: Tensor, batch: Batch, decay: float, name: str = "ce",
     softcap: float = 0.0, divisors: Sequence[float] | None = None,
+    learned_VB: Tensor | None = None,
 ) -> tuple[Tensor, list[int], list[int]]:  # fmt: skip
     """Weighted mean loss over draft steps; labels below 0 do not count.
 
     Args:
-        states: the head's output of each step, (A, D).
+        states: the head's output of each step, (A, D), or (A, D + B) with learned rows.
         rows_VD: the backbone's output rows of the draft vocabulary.
         batch: labels, and the backbone's states.
         decay: weight of a step against the one before.
@@ -179,6 +200,7 @@ def unrolled_loss(
         softcap: of the backbone's logits; 0 is none.
         divisors: of each step the labels that its mean is over, those of other processes too; None:
             the given ones alone.
+        learned_VB: what the head itself adds to the output rows.
 
     Returns:
         The loss (0 without a label that counts), and for each step how many labels counted and how
@@ -194,11 +216,12 @@ def unrolled_loss(
         return torch.zeros(()), [0] * steps, [0] * steps
     states_MD = torch.cat(list(states)).index_select(0, step_M * len(states[0]) + anchor_M)
     labels_M = batch.labels_KA[step_M, anchor_M]
-    losses_M, choices_M = _FrozenLoss.apply(
-        states_MD, rows_VD, labels_M, targets_KA[step_M, anchor_M], name,
-        Teacher(batch.hidden_AD, rows_VD, softcap),
-    )  # fmt: skip
     means = counts if divisors is None else torch.tensor(divisors)
     weights_M = (torch.tensor(step_weights(steps, decay)) / means)[step_M]
+    teacher = Teacher(batch.hidden_AD[:, : rows_VD.shape[1]], rows_VD, softcap)
+    loss, choices_M = _FrozenLoss.apply(
+        states_MD, rows_VD, learned_VB, labels_M, targets_KA[step_M, anchor_M], weights_M,
+        judge_of(name, teacher),
+    )  # fmt: skip
     correct = torch.bincount(step_M[choices_M == labels_M], minlength=steps)
-    return (losses_M * weights_M).sum(), counts.tolist(), correct.tolist()
+    return loss, counts.tolist(), correct.tolist()

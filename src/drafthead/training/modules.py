@@ -1,25 +1,27 @@
 """The frozen-KV head in torch, as the native core computes it.
 
-Legend: A anchors of a batch, D hidden size, H head size, N query heads, G KV heads, R positions of
-one sequence, K draft steps.
+Legend: A anchors of a batch, D hidden size, T taps, H head size, N query heads, G KV heads, R
+positions of one sequence, K draft steps, V draft vocabulary, B rank of the Markov bias.
 
 The head reads K and V of the backbone and owns none: dense layers with a query and an output
 projection only, a SwiGLU, RMS norms that multiply by their weight. Step 1 takes the embedding of
 the newest token and the backbone's post-final-norm state; later steps take the next token and the
 head's own output state (training-time unrolling: EAGLE-3, arXiv 2503.01840; one recurrent head for
-all steps: FastMTP). The design is that of the Gemma 4 assistant checkpoints.
+all steps: FastMTP). The design is that of the Gemma 4 assistant checkpoints. Layers without
+attention, taps, Markov bias and several positions a pass: native/models/mtp_head.h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from drafthead.heads.config import HeadConfig
+from drafthead.heads.config import NO_ATTENTION, HeadConfig
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,25 @@ class SequenceKv:
 class Batch:
     """Anchors of several sequences, one after the other.
 
-    hidden_AD: h_i.  embeddings_KAD: of each step's input token.  labels_KA: place of each step's
-    label in the draft vocabulary, -1 where it does not count.  positions_A: i.
+    hidden_AD: h_i; where the head has taps they follow it, (A, (1 + T) D).  embeddings_KAD: of each
+    step's input token.  inputs_KA: its place in the draft vocabulary, -1 outside.  labels_KA: place
+    of each step's label, -1 where it does not count.  positions_A: i.  rows_VD: output rows of the
+    draft vocabulary, and behind them those of tokens that the batch's own texts hold.
     """
 
     hidden_AD: Tensor
     embeddings_KAD: Tensor
+    inputs_KA: Tensor
     labels_KA: Tensor
     positions_A: Tensor
     sequences: Sequence[SequenceKv]
+    rows_VD: Tensor
+
+
+def with_learned(rows_VD: Tensor, learned_VB: Tensor) -> Tensor:
+    """Output rows and what a head adds to those of its draft vocabulary, side by side."""
+    behind = len(rows_VD) - len(learned_VB)
+    return torch.cat([rows_VD, F.pad(learned_VB, (0, 0, 0, behind)).to(rows_VD.dtype)], dim=1)
 
 
 class RmsNorm(nn.Module):
@@ -137,22 +149,47 @@ class SwiGlu(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """One pre-norm layer: attention to the shared KV, then the feed-forward part."""
+    """One pre-norm layer: attention to the shared KV, if any, then the feed-forward part.
 
-    def __init__(self, config: HeadConfig) -> None:
+    read: which of the layers that the head reads; None is a layer without attention.
+    """
+
+    def __init__(self, config: HeadConfig, read: int | None) -> None:
         super().__init__()
-        self.input_layernorm = RmsNorm(config.d_model, config.rms_eps)
-        self.self_attn = SharedKvAttention(config)
+        self._read = read
+        self.input_layernorm: RmsNorm | None = None
+        self.self_attn: SharedKvAttention | None = None
+        if read is not None:
+            self.input_layernorm = RmsNorm(config.d_model, config.rms_eps)
+            self.self_attn = SharedKvAttention(config)
         self.pre_feedforward_layernorm = RmsNorm(config.d_model, config.rms_eps)
         self.mlp = SwiGlu(config.d_model, config.d_ff)
 
     def forward(
-        self, x: Tensor, layer: int, batch: Batch, tables: tuple[Tensor, Tensor],
-        masks: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, batch: Batch, tables: tuple[Tensor, Tensor], masks: Sequence[Tensor]
+    ) -> Tensor:
         """(A, D) to (A, D)."""
-        x = x + self.self_attn(self.input_layernorm(x), layer, batch, tables, masks)
+        if self._read is not None:
+            assert self.self_attn is not None and self.input_layernorm is not None
+            x = x + self.self_attn(self.input_layernorm(x), self._read, batch, tables, masks)
         return x + self.mlp(self.pre_feedforward_layernorm(x))
+
+
+class MarkovBias(nn.Module):
+    """What the token before adds to the scores: next . previous[its place], a bigram of rank B.
+
+    As in the published DSpark heads (deepseek-ai/DeepSpec). It starts at zero.
+    """
+
+    def __init__(self, words: int, rank: int) -> None:
+        super().__init__()
+        self.previous = nn.Embedding(words, rank)
+        self.next = nn.Linear(rank, words, bias=False)
+
+    def forward(self, places_A: Tensor) -> Tensor:
+        """Rows of `previous`, zero for tokens outside the draft vocabulary; (A, B)."""
+        rows: Tensor = self.previous(places_A.clamp(min=0))
+        return rows * (places_A >= 0)[:, None]
 
 
 class _Body(nn.Module):
@@ -160,7 +197,11 @@ class _Body(nn.Module):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(HeadLayer(config) for _ in config.kv_layers)
+        reads = count()
+        self.layers = nn.ModuleList(
+            HeadLayer(config, None if layer == NO_ATTENTION else next(reads))
+            for layer in config.kv_layers
+        )
         self.norm = RmsNorm(config.d_model, config.rms_eps)
 
 
@@ -170,43 +211,82 @@ class FrozenMtpHead(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self._config = config
-        self.embedding_norm = RmsNorm(config.d_model, config.rms_eps)
-        self.hidden_norm = RmsNorm(config.d_model, config.rms_eps)
-        self.pre_projection = nn.Linear(2 * config.d_model, config.d_model, bias=False)
+        d = config.d_model
+        self.embedding_norm = RmsNorm(d, config.rms_eps)
+        self.hidden_norm = RmsNorm(d, config.rms_eps)
+        self.tap_norms = nn.ModuleList(RmsNorm(d, config.rms_eps) for _ in config.taps)
+        self.position_embeddings = nn.ParameterList(
+            nn.Parameter(torch.zeros(d)) for _ in range(config.positions - 1)
+        )
+        self.pre_projection = nn.Linear((2 + len(config.taps)) * d, d, bias=False)
         self.model = _Body(config)
+        self.markov: MarkovBias | None = None
+        if config.markov_rank:
+            self.markov = MarkovBias(config.draft_vocab_size, config.markov_rank)
         self._initialise()
 
     def _initialise(self) -> None:
         for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-            elif name.endswith(".bias"):
+            if name == "markov.next.weight" or name.endswith(".bias"):
                 nn.init.zeros_(weight)
+            elif weight.dim() == 2:
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            elif name.startswith("position_embeddings."):
+                nn.init.normal_(weight)
 
-    def joined(self, embedding_AD: Tensor, state_AD: Tensor) -> Tensor:
-        """What the projection in front takes, the embedding first; (A, 2D)."""
-        return torch.cat([self.embedding_norm(embedding_AD), self.hidden_norm(state_AD)], dim=-1)
+    def joined(self, embedding_AD: Tensor, hidden_AX: Tensor, position: int = 0) -> Tensor:
+        """What the projection in front takes: embedding, state, taps; (A, (2 + T) D)."""
+        state, *taps = hidden_AX.split(self._config.d_model, dim=-1)
+        embedded = self.embedding_norm(embedding_AD)
+        if position:
+            embedded = embedded + self.position_embeddings[position - 1]
+        normed = [norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True)]
+        return torch.cat([embedded, self.hidden_norm(state), *normed], dim=-1)
 
     def step(
-        self, embedding_AD: Tensor, state_AD: Tensor, batch: Batch,
-        tables: tuple[Tensor, Tensor], masks: Sequence[Tensor],
-    ) -> Tensor:  # fmt: skip
-        """One draft step: the next state, (A, D)."""
-        x = self.pre_projection(self.joined(embedding_AD, state_AD)).float()
-        for index, layer in enumerate(self.model.layers):
-            x = layer(x, index, batch, tables, masks)
+        self, joined: Tensor, batch: Batch, tables: tuple[Tensor, Tensor], masks: Sequence[Tensor]
+    ) -> Tensor:
+        """The state that comes of the joined inputs, (A, D)."""
+        x = self.pre_projection(joined).float()
+        for layer in self.model.layers:
+            x = layer(x, batch, tables, masks)
         state: Tensor = self.model.norm(x)
         return state
 
     def forward(self, batch: Batch) -> list[Tensor]:
-        """States of all draft steps, teacher-forced tokens, own states fed back; K of (A, D)."""
+        """States of all draft steps, teacher-forced tokens; K of (A, D).
+
+        A recurrent head is fed its own states back; one of several positions has no more steps than
+        positions. With a Markov bias a state is followed by what its token before adds, (A, D + B),
+        as `score_rows` takes it.
+        """
         tables = rope_tables(batch.positions_A + 1, self._config.head_dim, self._config.rope_base)
         masks = [
             visible(batch.positions_A[s.anchors], s.keys_LGRH.shape[2]) for s in batch.sequences
         ]
-        states = []
-        state = batch.hidden_AD
-        for embedding_AD in batch.embeddings_KAD:
-            state = self.step(embedding_AD, state, batch, tables, masks)
-            states.append(state)
-        return states
+        states: list[Tensor] = []
+        hidden_AX, taps_AX = batch.hidden_AD, batch.hidden_AD[:, self._config.d_model :]
+        for index, embedding_AD in enumerate(batch.embeddings_KAD):
+            if self._config.positions > 1:
+                joined = self.joined(batch.embeddings_KAD[0], hidden_AX, index)
+            else:
+                joined = self.joined(embedding_AD, hidden_AX)
+            states.append(self.step(joined, batch, tables, masks))
+            if self._config.positions == 1:
+                hidden_AX = torch.cat([states[-1], taps_AX], dim=-1)
+        if self.markov is None:
+            return states
+        pairs = zip(states, batch.inputs_KA, strict=True)
+        return [torch.cat([state, self.markov(places)], dim=-1) for state, places in pairs]
+
+    @property
+    def learned_rows(self) -> Tensor | None:
+        """What the head adds to each output row, (V, B); None without a Markov bias."""
+        return None if self.markov is None else self.markov.next.weight
+
+    def score_rows(self, rows_VD: Tensor) -> Tensor:
+        """The output rows whose products with the states are the scores, (V, D) or (V, D + B)."""
+        learned_VB = self.learned_rows
+        if learned_VB is None:
+            return rows_VD
+        return with_learned(rows_VD, learned_VB)

@@ -41,13 +41,19 @@ def _muon(matrices: list[Tensor], recipe: TrainRecipe) -> torch.optim.Optimizer:
 
 
 class HeadOptimizer:
-    """Updates the weights of one head; norms and biases always by AdamW, without decay."""
+    """Updates the weights of one head.
+
+    Norms, biases and the tables of a Markov bias, whose rows belong to tokens, always go by AdamW
+    without decay.
+    """
 
     def __init__(self, head: nn.Module, recipe: TrainRecipe) -> None:
         self._weights = dict(head.named_parameters())
-        matrices = [weight for weight in self._weights.values() if weight.dim() == 2]
-        vectors = [weight for weight in self._weights.values() if weight.dim() != 2]
-        groups = [{"params": vectors, "weight_decay": 0.0}]
+        matrices, others = list[Tensor](), list[Tensor]()
+        for name, weight in self._weights.items():
+            table = weight.dim() != 2 or name.startswith("markov.")
+            (others if table else matrices).append(weight)
+        groups = [{"params": others, "weight_decay": 0.0}]
         self._parts: list[torch.optim.Optimizer] = []
         if recipe.optimizer == "muon":
             self._parts.append(_muon(matrices, recipe))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from drafthead.evaluation.prompts import PromptRow, parse_row, prompt_ids
+from drafthead.evaluation.prompts import PromptRow, end_ids, parse_row, prompt_ids
 from drafthead.session import Session
 from drafthead.tasks import TASKS, prompt_set
 from drafthead.training.answers import Answer, AnswerStore
@@ -55,8 +55,6 @@ def answer_prompts(
         return prompt_ids(session, row)
 
     settings = RegenSettings(max_tokens=recipe.answers.max_tokens, seed=recipe.train.seed)
-    kept = FeatureFiles(features, session.backbone, recipe.head.kv_layers)
-    worker = Regenerator(
-        session.backbone, encode, session.tokenizer.eos_ids, settings, features=kept
-    )
+    kept = FeatureFiles(features, session.backbone, recipe.head.read_layers, recipe.head.taps)
+    worker = Regenerator(session.backbone, encode, end_ids(session), settings, features=kept)
     regenerate(worker, prompts, out, settings, on_answer)

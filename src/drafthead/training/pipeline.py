@@ -32,7 +32,7 @@ from drafthead.training.data import (
     split,
 )
 from drafthead.training.export import export
-from drafthead.training.features import FeatureStore
+from drafthead.training.features import FeatureStore, Source
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import Recipe
@@ -86,7 +86,7 @@ def read_inputs(
     if not train:
         raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
     vocabulary = select_vocabulary(
-        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab
+        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab, recipe.head.vocabulary
     )
     return Inputs(train, heldout, vocabulary, data_digest(answers))
 
@@ -103,15 +103,17 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         TrainingError: a layer that the backbone does not have, or sizes that do not fit it.
     """
     spec, head = backbone.spec, recipe.head
-    if max(head.kv_layers) >= spec.n_layers:
-        raise TrainingError(
-            f"[head] kv_layers: {backbone.name} has layers 0 .. {spec.n_layers - 1}, found "
-            f"{list(head.kv_layers)}."
-        )
-    if head.d_ff % BLOCK:
-        raise TrainingError(f"[head] d_ff must be a multiple of {BLOCK}, found {head.d_ff}.")
-    ropes = {spec.layers[layer].rope for layer in head.kv_layers}
-    windows = [layer for layer in head.kv_layers if spec.layers[layer].window]
+    for name, layers in (("kv_layers", head.kv_layers), ("taps", head.taps)):
+        if max(layers, default=0) >= spec.n_layers:
+            raise TrainingError(
+                f"[head] {name}: {backbone.name} has layers 0 .. {spec.n_layers - 1}, found "
+                f"{list(layers)}."
+            )
+    for name, size in (("d_ff", head.d_ff), ("markov_rank", head.markov_rank)):
+        if size % BLOCK:
+            raise TrainingError(f"[head] {name} must be a multiple of {BLOCK}, found {size}.")
+    ropes = {spec.layers[layer].rope for layer in head.read_layers}
+    windows = [layer for layer in head.read_layers if spec.layers[layer].window]
     if windows or len(ropes) > 1 or -1 in ropes:
         raise TrainingError(
             f"[head] kv_layers: a head reads layers without a sliding window and with one and the "
@@ -130,10 +132,14 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         draft_vocab_size=len(inputs.vocabulary),
         kv_layers=head.kv_layers,
         rms_eps=spec.rms_eps,
-        rope_base=spec.ropes[ropes.pop()].base,
+        rope_base=spec.ropes[ropes.pop()].base if ropes else spec.rope_base,
         attention_bias=spec.qkv_bias,
         qk_norm=spec.qk_norm,
         trained_steps=recipe.train.unroll,
+        markov_rank=head.markov_rank,
+        taps=head.taps,
+        positions=head.positions,
+        prompt_tokens=head.prompt_tokens,
         target=target,
         training={
             "recipe": head.name,
@@ -146,9 +152,12 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
     )
 
 
-def feature_store(recipe: Recipe, backbone: Backbone, inputs: Inputs, folder: Path) -> FeatureStore:
-    """The features of all answers, not computed yet."""
-    return FeatureStore(folder, backbone, inputs.answers, recipe.head.kv_layers)
+def feature_store(
+    recipe: Recipe, backbone: Backbone, inputs: Inputs, folder: Path, source: Source | None = None
+) -> FeatureStore:
+    """The features of all answers, not computed yet; by the engine where no source is given."""
+    head = recipe.head
+    return FeatureStore(folder, backbone, inputs.answers, head.read_layers, head.taps, source)
 
 
 def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:
@@ -182,14 +191,17 @@ class Outcome:
 class _Makers:
     """Batches of the answers, by place in `inputs.answers`, for a number of draft steps."""
 
-    def __init__(self, session: Session, inputs: Inputs, features: FeatureStore) -> None:
+    def __init__(
+        self, session: Session, inputs: Inputs, features: FeatureStore, prompt_tokens: bool
+    ) -> None:
         self._backbone, self._inputs, self._features = session.backbone, inputs, features
+        self._prompt_tokens = prompt_tokens
 
     def __call__(self, steps: int, dtype: torch.dtype) -> BatchMaker:
         inputs, backbone = self._inputs, self._backbone
         return BatchMaker(
             backbone.native, self._features, inputs.answers, inputs.vocabulary, steps, dtype,
-            backbone.spec.final_softcap,
+            backbone.spec.final_softcap, self._prompt_tokens,
         )  # fmt: skip
 
 
@@ -211,7 +223,7 @@ def train(
     torch.manual_seed(recipe.train.seed)
     torch.set_num_threads(backbone.threads)
     head = FrozenMtpHead(config)
-    makers = _Makers(session, inputs, features)
+    makers = _Makers(session, inputs, features, config.prompt_tokens)
     maker = makers(recipe.train.unroll, DTYPES[recipe.train.precision])
     new = workers.first and not (run / CHECKPOINT).is_file()
     if new and recipe.train.start == "backbone":
@@ -233,7 +245,8 @@ def train(
     package = export(out, config, weights, inputs.vocabulary.token_ids)
     if judge is None:
         return Outcome(package, None)
-    exact = makers(recipe.measure.max_draft, torch.float32)
+    longest = recipe.measure.max_draft
+    exact = makers(min(longest, config.longest_draft or longest), torch.float32)
     places = [[len(inputs.train) + place] for place in judged]
     before = replay(head, exact, places, False, recipe.measure.max_tokens)
     after = judge(head, min_confidence=0.0).stats

@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from drafthead.errors import TrainingError
+from drafthead.heads.config import (
+    MAX_LAYERS,
+    MAX_MARKOV_RANK,
+    MAX_POSITIONS,
+    NO_ATTENTION,
+    read_layers,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,19 +45,36 @@ def _number(low: float, high: float, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"range": Range(low, high)})
 
 
+def _layers(lowest: int, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"lowest": lowest})
+
+
 def _choice(*names: str, default: str) -> Any:
     return field(default=default, metadata={"names": names})
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """The shape of the head. kv_layers: one head layer each, reading K and V of that layer."""
+    """The shape of the head; the fields of heads.config.HeadConfig say more.
+
+    kv_layers: one head layer each, reading K and V of that layer; -1: a layer without attention.
+    """
 
     name: str
     backbone: str
-    kv_layers: tuple[int, ...]
+    kv_layers: tuple[int, ...] = _layers(NO_ATTENTION)
     d_ff: int = _number(32, 1 << 16)
     draft_vocab: int = _number(16, 1 << 20)
+    prompt_tokens: bool = True
+    vocabulary: str = _choice("frequency", "prefix", default="frequency")
+    markov_rank: int = _number(0, MAX_MARKOV_RANK, 0)
+    taps: tuple[int, ...] = _layers(0, ())
+    positions: int = _number(1, MAX_POSITIONS, 1)
+
+    @property
+    def read_layers(self) -> tuple[int, ...]:
+        """Backbone layers whose K and V are read."""
+        return read_layers(self.kv_layers)
 
 
 @dataclass(frozen=True)
@@ -142,8 +166,10 @@ def _value(spec: Any, value: Any, where: str) -> Any:
         if not isinstance(value, str) or not value:
             raise TrainingError(f"{where}: expected a text, found {value!r}.")
         return value
-    layers = isinstance(value, list) and 0 < len(value) <= 64
-    if not layers or any(type(item) is not int or item < 0 for item in value):
+    fewest = 1 if spec.default is MISSING else 0
+    layers = isinstance(value, list) and fewest <= len(value) <= MAX_LAYERS
+    lowest = spec.metadata["lowest"]
+    if not layers or any(type(item) is not int or item < lowest for item in value):
         raise TrainingError(f"{where}: expected a list of layer numbers, found {value!r}.")
     return tuple(value)
 
@@ -184,6 +210,11 @@ def parse_recipe(text: str) -> Recipe:
             raise TrainingError(f"[{name}]: unknown table; known ones are {', '.join(known)}.")
     tables = {name: _table(kind, content, name) for name, kind in known.items()}
     recipe = Recipe(**tables, digest=hashlib.sha256(text.encode()).hexdigest())
+    if recipe.head.positions > 1 and recipe.train.unroll != recipe.head.positions:
+        raise TrainingError(
+            f"[train] unroll: a head that drafts {recipe.head.positions} positions in one pass is "
+            f"trained on all of them and no more, found {recipe.train.unroll}."
+        )
     if (recipe.train.steps > 0) == (recipe.train.minutes > 0):
         raise TrainingError("[train]: give exactly one of `steps` and `minutes` above zero.")
     return recipe

@@ -7,7 +7,7 @@ else ran beside it, and the same that `generate` gives.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,6 +51,7 @@ class RegenCounts:
     """What happened so far in this run.
 
     resumed: answers that the folder held already.  skipped: prompts too long for the capacity.
+    left: prompts by task that are neither answered nor skipped.
     """
 
     resumed: int = 0
@@ -60,6 +61,7 @@ class RegenCounts:
     rows: int = 0
     passes: int = 0
     skipped: int = 0
+    left: Counter[str] = field(default_factory=Counter)
     finishes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISHES, 0))
 
 
@@ -122,6 +124,7 @@ class Regenerator:
         features: where the states, keys and values that the answers come from are kept too.
         """
         self.features = features
+        self._taps = features.taps if features is not None else ()
         self.backbone = backbone
         self.counts = RegenCounts()
         self._encode = encode
@@ -130,26 +133,38 @@ class Regenerator:
         self._free = [_Slot(backbone.new_cache(settings.capacity)) for _ in range(sequences)]
         self._busy: list[_Slot] = []
 
+    @property
+    def running(self) -> list[tuple[PromptRow, int, int]]:
+        """Of each answer in flight: its prompt, tokens in its cache, answer tokens so far."""
+        return [(slot.prompt, slot.cache.length, len(slot.answer)) for slot in self._busy]
+
     def answers(self, prompts: Iterable[PromptRow]) -> Iterable[Answer]:
         """Yield each answer when it is complete; order is that of completion."""
         waiting = deque(prompts)
+        self.counts.left.update(prompt.task for prompt in waiting)
         while waiting or self._busy:
-            self._admit(waiting)
-            if self._busy:
-                yield from self._one_pass()
+            yield from self.step(waiting)
 
-    def _admit(self, waiting: deque[PromptRow]) -> None:
+    def tokens(self, prompt: PromptRow) -> list[int]:
+        """The tokens of a prompt; none where it leaves no room for an answer."""
+        tokens = self._encode(prompt)
         room = self._settings.capacity - self._settings.max_tokens
+        return tokens if len(tokens) <= room else []
+
+    def step(self, waiting: deque[PromptRow]) -> list[Answer]:
+        """Let prompts into free slots, run one pass, and return the answers that it completed."""
         while waiting and self._free:
             prompt = waiting.popleft()
-            tokens = self._encode(prompt)
-            if not 0 < len(tokens) <= room:
+            tokens = self.tokens(prompt)
+            if not tokens:
                 self.counts.skipped += 1
+                self.counts.left[prompt.task] -= 1
                 continue
             slot = self._free.pop()
             end = EndRule(self._settings.max_tokens, self._eos_ids, not self._settings.keep_loops)
             slot.start(prompt, tokens, end, self._dice(prompt))
             self._busy.append(slot)
+        return self._one_pass() if self._busy else []
 
     def _dice(self, prompt: PromptRow) -> Dice | None:
         settings, key = self._settings, digest(prompt)
@@ -169,7 +184,7 @@ class Regenerator:
                 drawing |= slot.dice is not None and len(rows) >= slot.unread
                 self.counts.rows += len(rows)
         want: Want = "logits" if drawing else "tokens"
-        result = self.backbone.forward(segments, rows="last", want=want)
+        result = self.backbone.forward(segments, rows="last", want=want, taps=self._taps)
         logits_RV = [None] * len(slots) if result.logits is None else result.logits
         self.counts.passes += 1
         done = []
@@ -183,6 +198,7 @@ class Regenerator:
     def _complete(self, slot: _Slot, finish: FinishReason) -> Answer:
         self._busy.remove(slot)
         self._free.append(slot)
+        self.counts.left[slot.prompt.task] -= 1
         self.counts.answers += 1
         self.counts.answer_tokens += len(slot.answer)
         self.counts.prompt_tokens += len(slot.prompt_tokens)

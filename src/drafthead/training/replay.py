@@ -43,11 +43,12 @@ def replay(
     stats = DecodeStats()
     for indices in batches:
         batch = maker(indices)
+        score_rows = head.score_rows(batch.rows_VD)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             states = head(batch)
         choices = [
-            torch.cat([(part @ maker.rows_VD.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
-            for rows in (state.to(maker.rows_VD.dtype) for state in states)
+            torch.cat([(part @ score_rows.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
+            for rows in (state.to(score_rows.dtype) for state in states)
         ]
         matches = (torch.stack(choices) == batch.labels_KA).numpy()
         for sequence in batch.sequences:

@@ -25,6 +25,7 @@ from drafthead.decoding.stats import accept_at, pool, tau
 from drafthead.drafters.mtp import MIN_CONFIDENCE, MtpDrafter
 from drafthead.evaluation.cost import measure_cost
 from drafthead.evaluation.metrics import rounded
+from drafthead.evaluation.prompts import end_ids
 from drafthead.heads.config import HeadConfig
 from drafthead.heads.package import HeadPackage
 from drafthead.session import Session
@@ -75,22 +76,29 @@ def passes_by_rows(stats: DecodeStats) -> list[int]:
 
 
 class CountingDrafter(MtpDrafter):
-    """Counts draft steps: a draft that ended early has paid for the token it was not sure of."""
+    """Counts draft steps: a draft that ended early has paid for the token it was not sure of.
+
+    One of several positions in one pass has paid for all.
+    """
 
     steps = 0
 
     def propose(self, max_tokens: int) -> Draft:
         """Draft as always."""
         draft = super().propose(max_tokens)
-        self.steps += min(len(draft.tokens) + 1, max_tokens, self.max_draft_tokens)
+        paid = self.head.positions if self.head.positions > 1 else len(draft.tokens) + 1
+        self.steps += min(paid, max_tokens, self.max_draft_tokens)
         return draft
 
 
 def trial_answers(heldout: Sequence[Answer], recipe: MeasureRecipe) -> list[int]:
-    """Places of the held-out answers to decode: tasks in turn, within the recipe's numbers."""
+    """Places of the held-out answers to decode again: tasks in turn, within the recipe's numbers.
+
+    Greedy ones of at least two tokens, since those are what decoding gives and drafting can speed.
+    """
     by_task: dict[str, list[int]] = {}
     for place, answer in enumerate(heldout):
-        if len(answer.answer) > 1:
+        if len(answer.answer) > 1 and not answer.temperature:
             by_task.setdefault(answer.task, []).append(place)
     chosen: list[int] = []
     tokens = 0
@@ -141,8 +149,8 @@ class Judge:
         done = []
         for answer in self._answers:
             session.forget()
-            stream = session.stream(
-                answer.prompt_tokens, max_tokens=self._recipe.max_tokens, cut_loops=True
+            stream = session.stream_ids(
+                answer.prompt_tokens, self._recipe.max_tokens, end_ids(session), cut_loops=True
             )
             for _ in stream:
                 pass

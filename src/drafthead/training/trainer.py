@@ -234,8 +234,8 @@ class Trainer:
         with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.precision == "bf16"):
             states = self.head(batch)
         loss, _, correct = unrolled_loss(
-            states, self._maker.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
-            self._maker.softcap, counted,
+            states, batch.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
+            self._maker.softcap, counted, self.head.learned_rows,
         )  # fmt: skip
         return loss, correct
 
