@@ -28,6 +28,7 @@ def random_case(rows=37, steps=1, sequences=1, seed=0):
         labels_KA=torch.randint(0, WORDS, (steps, rows), generator=generator),
         positions_A=torch.arange(rows),
         sequences=[SequenceKv(part, NO_KV, NO_KV) for part in parts],
+        rows_VD=table,
     )
     return [state.requires_grad_() for state in states], table, batch
 

@@ -105,7 +105,7 @@ class TrainRecipe:
     batch_anchors: int = _number(16, 1 << 16, 1536)
     optimizer: str = _choice("adamw", "muon", default="adamw")
     lr: float = _number(1e-7, 1.0, 1e-3)
-    muon_lr: float = _number(1e-7, 1.0, 1e-3)
+    muon_lr: float = _number(1e-7, 1.0, 1e-2)
     average: float = _number(0.0, 1.0, 0.0)
     warmup: float = _number(0.0, 0.5, 0.02)
     schedule: str = _choice("cosine", "linear", default="cosine")
