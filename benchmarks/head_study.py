@@ -50,12 +50,13 @@ def train_one(recipe_text: str, args: argparse.Namespace, folder: Path) -> dict[
     import torch
 
     from drafthead.training import pipeline
+    from drafthead.training.inputs import read_inputs
     from drafthead.training.recipe import parse_recipe
 
     recipe = parse_recipe(recipe_text)
     session = load(recipe.head.backbone, head="none", drafter="none", threads=args.threads)
     torch.set_num_threads(args.threads)
-    inputs = pipeline.read_inputs(recipe, args.answers, session.backbone, session.tokenizer.eos_ids)
+    inputs = read_inputs(recipe, args.answers, session.backbone, session.tokenizer.eos_ids)
     features = pipeline.feature_store(recipe, session.backbone, inputs, args.features)
     features.build()
     last: dict[str, Any] = {}
