@@ -128,7 +128,11 @@ def train(
     if not workers.first:
         return None
     kept = trainer.keep_best()
-    config = replace(config, training={**config.training, **record(progress, kept, workers)})
+    config = replace(
+        config,
+        min_confidence=kept.get("min_confidence", config.min_confidence),
+        training={**config.training, **record(progress, kept, workers)},
+    )
     weights = numpy_weights(head)
     package = export(out, config, weights, inputs.vocabulary.token_ids)
     if judge is None:
@@ -137,7 +141,7 @@ def train(
     exact = makers(min(longest, config.longest_draft or longest), torch.float32)
     places = [[len(inputs.train) + place] for place in judged]
     before = replay(head, exact, places, False, recipe.measure.max_tokens)
-    after = judge(head, min_confidence=0.0).stats
+    after = judge(head, thresholds=(0.0,)).stats
     return Outcome(package, {"f32": acceptance(before), "int8": acceptance(after)})
 
 
