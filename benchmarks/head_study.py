@@ -5,9 +5,10 @@
 
 `train` goes through benchmarks/head_study.toml: each variant takes the same number of steps on the
 same answers, and then drafts the answers that were held out, in the runtime, with drafts of full
-length. What is there already is not trained again. `table` then times the draft step of every exported head and
-passes of 1 .. 7 rows, all in one run on a quiet machine, and prints for each variant: acceptance by
-step, tau and the expected speed-up tau / (K c + v(K + 1)) for its best draft length K.
+length. What is there already is not trained again. `table` then times the draft step of every head
+and passes of 1 .. 7 rows, all in one run on a quiet machine, and prints for each variant:
+acceptance by step, tau and the expected speed-up tau / (K c + v(K + 1)) for its best draft length
+K.
 """
 
 from __future__ import annotations
