@@ -63,8 +63,14 @@ def own_model(threads: int = 1) -> Backbone:
 
 def head_sizes(d_ff: int, **variant: int) -> dict[str, int]:
     """What the core is told of a head's shape: the plain one, but for what is named."""
-    plain = {"attention_bias": 0, "qk_norm": 0, "markov_rank": 0, "taps": 0, "positions": 1,
-             "prompt_tokens": 0}
+    plain = {
+        "attention_bias": 0,
+        "qk_norm": 0,
+        "markov_rank": 0,
+        "taps": 0,
+        "positions": 1,
+        "prompt_tokens": 0,
+    }
     return {"d_ff": d_ff, **plain, **variant}
 
 

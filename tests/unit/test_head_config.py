@@ -33,7 +33,9 @@ def test_the_names_of_the_published_checkpoints_are_kept():
     assert (block["draft_position"], block["kv_layers"]) == ("bonus", [5, 2])
 
 
-VARIANT = dataclasses.replace(CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4)
+VARIANT = dataclasses.replace(
+    CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4, prompt_tokens=True
+)
 
 
 def test_a_variant_survives_json_and_has_its_tensors():
@@ -53,7 +55,7 @@ def test_a_variant_survives_json_and_has_its_tensors():
 
 def test_a_config_of_before_the_variants_is_a_plain_head():
     content = CONFIG.to_json()
-    for name in ("taps", "positions", "markov_rank"):
+    for name in ("taps", "positions", "markov_rank", "draft_prompt_tokens"):
         del content["frozen_mtp"][name]
     assert HeadConfig.from_json(content) == CONFIG
 
@@ -61,7 +63,8 @@ def test_a_config_of_before_the_variants_is_a_plain_head():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
-     ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64")],
+     ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64"),
+     ("draft_prompt_tokens", 1), ("draft_prompt_tokens", "no")],
 )  # fmt: skip
 def test_a_wrong_variant_is_named(field, value):
     content = json.loads(json.dumps(VARIANT.to_json()))
