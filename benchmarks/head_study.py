@@ -4,10 +4,11 @@
     python benchmarks/head_study.py table --work DIR --out docs/study.json
 
 `train` goes through benchmarks/head_study.toml: each variant takes the same number of steps on the
-same answers, and the answers held out of it are replayed (teacher-forced, docs/training.md). What
-is there already is not trained again. `table` then times the draft step of every exported head and
-passes of 1 .. 7 rows, all in one run on a quiet machine, and prints for each variant: acceptance by
-step, tau and the expected speed-up tau / (K c + v(K + 1)) for its best draft length K.
+same answers, and then drafts the answers that were held out, in the runtime, with drafts of full
+length. What is there already is not trained again. `table` then times the draft step of every head
+and passes of 1 .. 7 rows, all in one run on a quiet machine, and prints for each variant:
+acceptance by step, tau and the expected speed-up tau / (K c + v(K + 1)) for its best draft length
+K.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ from typing import Any
 
 from tables import markdown
 
+from drafthead.decoding.stats import accept_at, pool
+from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.cost import DRAFT_STEPS, cost_jobs, interleaved_ms
-from drafthead.evaluation.machine import machine_description
-from drafthead.session import load
+from drafthead.evaluation.machine import describe
+from drafthead.evaluation.prompts import end_ids
+from drafthead.heads.package import HeadPackage
+from drafthead.session import Session, load
+from drafthead.training.answers import Answer
 
 STUDY = Path(__file__).with_suffix(".toml")
 MAX_DRAFT = 6
+TRIALS, TRIAL_TOKENS = 60, 64  # held-out prompts that are decoded, tokens of each
 ROUNDS = 15
 
 
@@ -46,37 +53,50 @@ def variants() -> Iterator[tuple[str, str]]:
 
 
 def train_one(recipe_text: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Train one variant and replay what was held out of it."""
-    import torch
-
-    from drafthead.decoding.stats import accept_at
+    """Train one variant and let it draft what was held out of it."""
     from drafthead.training import pipeline
+    from drafthead.training.inputs import read_inputs
     from drafthead.training.recipe import parse_recipe
 
     recipe = parse_recipe(recipe_text)
     session = load(recipe.head.backbone, head="none", drafter="none", threads=args.threads)
-    torch.set_num_threads(args.threads)
-    inputs = pipeline.read_inputs(
-        recipe, args.answers, session.backbone, session.tokenizer.eos_ids
-    )
-    features = pipeline.feature_store(recipe, session.backbone, inputs, args.features)
+    inputs = read_inputs(recipe, args.answers, session.backbone, session.tokenizer.eos_ids)
+    # Features without taps would be begun anew for a head with taps.
+    where = args.work / "features-taps" if recipe.head.taps else args.features
+    features = pipeline.feature_store(recipe, session.backbone, inputs, where)
     features.build()
     last: dict[str, Any] = {}
 
     def keep(report: Any) -> None:
-        last.update(loss=report.loss, top_1=report.accuracy)
-        if report.tau is not None:
-            last.update(accept_at=report.accept_at)
+        last.update(loss=report.loss, top_1=report.accuracy, anchors_per_s=report.anchors_per_s)
 
-    package = pipeline.train(
-        recipe, session.backbone, inputs, features, folder / "run", folder / "head", keep
+    outcome = pipeline.train(
+        recipe, session, inputs, features, folder / "run", folder / "head", keep
     )
-    training = package.config.training
+    training = outcome.package.config.training
     return {
         "steps": training["steps"], "anchors": training["anchors"],
         "minutes": training["minutes"], "answers": training["answers"],
-        "coverage": inputs.vocabulary.coverage(inputs.heldout), **last,
+        "coverage": inputs.vocabulary.coverage(inputs.heldout, recipe.head.prompt_tokens), **last,
+        "accept_at": accepted(session, outcome.package, inputs.heldout[:TRIALS]),
     }  # fmt: skip
+
+
+def accepted(
+    session: Session, package: HeadPackage, answers: Sequence[Answer]
+) -> list[float | None]:
+    """Acceptance of each step of full-length drafts in the runtime, on held-out prompts."""
+    drafting = session.using(MtpDrafter(package.build(session.backbone), MAX_DRAFT, 0.0))
+    done = []
+    for answer in answers:
+        drafting.forget()
+        stream = drafting.stream_ids(
+            answer.prompt_tokens, TRIAL_TOKENS, end_ids(session), cut_loops=True
+        )
+        for _ in stream:
+            pass
+        done.append(stream.stats)
+    return accept_at(pool(done))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -131,7 +151,7 @@ def table(args: argparse.Namespace) -> None:
         lines.append([*cells, f"{best['tau']:.2f}", f"{best['speedup']:.2f}"])
     header = ["variant", "accepted @1/@2/@3", "tau (K = 3)", "c", "best K", "tau", "speed-up"]
     print(markdown(header, lines))
-    content = {"machine": machine_description(args.threads), "v": v, "variants": results}
+    content = {"machine": describe(args.threads), "v": v, "variants": results}
     args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -308,7 +308,9 @@ def load(
     package, reason = choose_head(opened, head, wanted=drafter == "mtp")
     drafting: Drafter = NoDrafter()
     if package is not None:
-        drafting = MtpDrafter(package.build(opened), max_draft or MAX_DRAFT_TOKENS)
+        drafting = MtpDrafter(
+            package.build(opened), max_draft or MAX_DRAFT_TOKENS, package.config.min_confidence
+        )
     state = DrafterState(drafter, package is not None, reason)
     return Session(opened, tokenizer, template, drafting, state, package, context)
 

@@ -16,7 +16,7 @@ from drafthead.training.answers import Answer
 from drafthead.training.export import export
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.recipe import MeasureRecipe
-from drafthead.training.selection import Judge, numpy_weights
+from drafthead.training.selection import THRESHOLDS, Judge, numpy_weights
 from tests.random_head import config_for
 
 QUESTIONS = ("Name three colours.", "What is 7 times 8?", "Hi!")
@@ -30,7 +30,7 @@ class Counted:
     """A native head that counts its steps."""
 
     def __init__(self, head):
-        self.head, self.steps = head, 0
+        self.head, self.steps, self.prompt_tokens = head, 0, head.prompt_tokens
 
     def draft(self, *how):
         tokens, confidences = self.head.draft(*how)
@@ -65,7 +65,7 @@ def test_the_trial_of_some_weights_is_the_decode_of_the_head_exported_from_them(
     session, tmp_path, measured, floor
 ):
     head, config, judge = head_and_judge(session, tmp_path)
-    trial = judge(head, floor)
+    trial = judge(head, (floor,))
     package = export(
         tmp_path / "head", config, numpy_weights(head), np.arange(config.draft_vocab_size)
     )
@@ -82,6 +82,14 @@ def test_the_trial_of_some_weights_is_the_decode_of_the_head_exported_from_them(
         name: expected[name] for name in COUNTS
     }
     assert trial.steps == native.steps
+
+
+def test_the_threshold_of_the_fastest_trial_is_found(session, tmp_path, measured):
+    head, _, judge = head_and_judge(session, tmp_path)
+    each = {least: judge(head, (least,)) for least in THRESHOLDS}
+    best = judge(head)
+    assert best.tok_s == max(trial.tok_s for trial in each.values())
+    assert best.steps == each[best.min_confidence].steps
 
 
 def test_costs_are_measured_once_a_run_and_kept_for_one_that_resumes(session, tmp_path, measured):

@@ -33,9 +33,8 @@ def test_the_names_of_the_published_checkpoints_are_kept():
     assert (block["draft_position"], block["kv_layers"]) == ("bonus", [5, 2])
 
 
-VARIANT = dataclasses.replace(
-    CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4, prompt_tokens=True
-)
+VARIANT = dataclasses.replace(CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4,
+                              prompt_tokens=True, min_confidence=0.25)  # fmt: skip
 
 
 def test_a_variant_survives_json_and_has_its_tensors():
@@ -55,16 +54,17 @@ def test_a_variant_survives_json_and_has_its_tensors():
 
 def test_a_config_of_before_the_variants_is_a_plain_head():
     content = CONFIG.to_json()
-    for name in ("taps", "positions", "markov_rank", "draft_prompt_tokens"):
+    for name in ("taps", "positions", "markov_rank", "draft_prompt_tokens", "min_confidence"):
         del content["frozen_mtp"][name]
     assert HeadConfig.from_json(content) == CONFIG
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
-     ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64"),
-     ("draft_prompt_tokens", 1), ("draft_prompt_tokens", "no")],
+    [("min_confidence", 1.5), ("min_confidence", True), ("draft_prompt_tokens", 1),
+     ("draft_prompt_tokens", "no"),
+     ("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
+     ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64")],
 )  # fmt: skip
 def test_a_wrong_variant_is_named(field, value):
     content = json.loads(json.dumps(VARIANT.to_json()))

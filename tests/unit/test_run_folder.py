@@ -11,7 +11,9 @@ from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
 from drafthead.heads.config import HeadConfig
 from drafthead.training.answers import MANIFEST, Answer, AnswerStore
-from drafthead.training.pipeline import RUN, check_run, head_config, read_inputs
+from drafthead.training.head_shape import head_config
+from drafthead.training.inputs import read_inputs
+from drafthead.training.pipeline import RUN, check_run
 from drafthead.training.recipe import parse_recipe
 
 RECIPE = parse_recipe("""

@@ -46,12 +46,12 @@ def test_nothing_decoded_has_no_speed():
 class HeadOf:
     """Drafts as many tokens as it is sure of, one it doubts after them; counts its steps."""
 
-    positions = 1
+    positions, prompt_tokens = 1, False
 
     def __init__(self, sure):
         self.sure, self.steps = iter(sure), 0
 
-    def draft(self, _cache, _token, _hidden, max_tokens, _min_confidence):
+    def draft(self, _cache, _token, _hidden, max_tokens, _min_confidence, _more):
         sure = next(self.sure)
         count = min(sure + 1, max_tokens)
         self.steps += count

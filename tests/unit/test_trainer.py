@@ -228,7 +228,7 @@ def test_the_weights_that_decode_fastest_are_kept_not_those_with_the_most_accept
     progress = checkpoint.load(tmp_path / CHECKPOINT)[1]
     assert (progress["best_step"], progress["best_tau"]) == (5, 2.5)
     kept = trainer.keep_best()
-    assert (kept["step"], kept["tau"]) == (5, 2.5)
+    assert (kept["step"], kept["tau"], kept["min_confidence"]) == (5, 2.5, 0.4)
     assert kept["expected_tok_s"] == pytest.approx(1000 * 25 / (10 * 10 + 10))
     expected = seen[4][1]
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in expected.items())

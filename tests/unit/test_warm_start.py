@@ -14,14 +14,15 @@ from drafthead.backbone.handle import Backbone, Segment
 from drafthead.errors import TrainingError
 from drafthead.gguf.model import Rope
 from drafthead.heads.config import HeadConfig, TargetId
+from drafthead.training import warm_start
 from drafthead.training.answers import Answer
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import DraftVocabulary
 from drafthead.training.features import FeatureStore
 from drafthead.training.host import Inside, TorchHost
 from drafthead.training.library import file_model
-from drafthead.training.modules import FrozenMtpHead, rope_tables, visible
-from drafthead.training.warm_start import ridge, rms, start_from_backbone
+from drafthead.training.modules import FrozenMtpHead, HeadLayer, rope_tables, visible
+from drafthead.training.warm_start import fit, ridge, rms, samples, start_from_backbone, unit
 from tests import hf
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(0, hf.SIZES["vocab_size"], 60)]
@@ -78,7 +79,7 @@ def test_ridge_solves_its_normal_equations():
     x, true = torch.randn(400, 12, generator=generator), torch.randn(5, 12, generator=generator)
     assert torch.allclose(ridge(x, x @ true.T, 0.0), true, atol=1e-4)
     w = ridge(x, x @ true.T, 0.5)
-    gradient = x.T @ (x @ w.T - x @ true.T) / len(x) + 0.5 * w.T
+    gradient = x.T @ (x @ w.T - x @ true.T) / len(x) + 0.5 * x.pow(2).mean() * w.T
     assert gradient.abs().max() < 1e-4
 
 
@@ -92,6 +93,7 @@ class Started:
     host: TorchHost
     inside: Inside
     layer: int
+    answers: list[Answer]
 
     def after_anchors(self, values: Tensor) -> Tensor:
         return values[self.maker([0]).positions_A + 1]
@@ -107,7 +109,7 @@ def started(request, tmp_path) -> Started:
 
     answers = [Answer(f"a{i}", "t", tokens(9), tokens(60), "stop") for i in range(12)]
     config = HeadConfig(
-        d_model=spec.d_model, d_ff=64, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
+        d_model=spec.d_model, d_ff=spec.d_ff, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim, vocab_size=spec.vocab_size, draft_vocab_size=spec.vocab_size,
         kv_layers=(layer,), rms_eps=spec.rms_eps, rope_base=spec.rope_base, trained_steps=2,
         attention_bias=spec.qkv_bias, qk_norm=spec.qk_norm,
@@ -122,36 +124,58 @@ def started(request, tmp_path) -> Started:
     start_from_backbone(head, config.kv_layers, backbone, maker, answers)
     host = TorchHost(backbone, layer + 1)
     inside = host.inside([*answers[0].prompt_tokens, *answers[0].answer])
-    return Started(backbone, head, maker, host, inside, layer)
+    return Started(backbone, head, maker, host, inside, layer, answers)
+
+
+def without_loss(started: Started, monkeypatch) -> HeadLayer:
+    """The head's layer where all that is fitted can be met exactly, so that it is a copy.
+
+    Its inputs hold what enters the layer, its states are what leaves it, and there is no ridge.
+    """
+    monkeypatch.setattr(warm_start, "RIDGE", 0.0)
+    head, spec = started.head, started.backbone.spec
+    found = samples(head, started.host, [started.layer], started.maker, started.answers)
+    inside = found.layers[0]
+    noise = torch.randn(inside.entering.shape, generator=torch.Generator().manual_seed(1))
+    easy = replace(
+        found, inputs_AI=torch.cat([inside.entering, noise], 1), states_AD=inside.leaving
+    )
+    fit(head, [started.layer], spec, started.host.values, easy)
+    return head.model.layers[0]
 
 
 @torch.no_grad()
-def test_a_started_head_attends_like_the_layer_it_reads(started):
-    """Given what enters the layer, at unit RMS, it adds what the layer adds, in that unit.
+def test_a_fit_without_loss_is_the_layer_that_it_reads(started, monkeypatch):
+    """Given what enters it, it adds what attention adds, and but for Gemma gives what leaves it.
 
-    Only one number is not the layer's own at each anchor: the mean over anchors that stands for the
-    divisors. For the comparison the head sees its own position too, as the layer does.
+    Gemma's norms of the branches are not in a head: their mean divisors are, so that directions
+    alone are the layer's. For the comparison a head sees its own position too, as the layer does;
+    the last anchor's is past the kept rows. Keys and values are f16 and move a score by 2^-11 of
+    its terms: a direction by some 2^-10, and its cosine by half the square of that.
     """
+    layer = without_loss(started, monkeypatch)
     batch, spec = started.maker([0]), started.backbone.spec
-    layer = started.head.model.layers[0]
-    entering = started.after_anchors(started.inside.entering[started.layer])
     kv = batch.sequences[0]
     turned = rope_tables((batch.positions_A + 1) * spec.ropes[0].scale, spec.head_dim,
                          spec.rope_base)  # fmt: skip
     masks = [visible(batch.positions_A + 1, kv.keys_LGRH.shape[2])]
-    x = entering / rms(entering)
-    found = layer.self_attn(layer.input_layernorm(x), 0, batch, turned, masks)
-    added = started.after_anchors(started.inside.attended[started.layer])
+    entering = started.after_anchors(started.inside.entering[started.layer])
+    added = layer.self_attn(layer.input_layernorm(entering), 0, batch, turned, masks)
+    wanted = started.after_anchors(started.inside.attended[started.layer])
     if spec.post_norms:
-        weight = started.host.values(f"blk.{started.layer}.post_attention_norm.weight")
-        added = added / rms(added) * weight
-    wanted = added / rms(entering)
-    # The last anchor's own position is past the kept rows.
-    found, wanted = found[:-1], wanted[:-1]
-    assert torch.cosine_similarity(found, wanted, dim=-1).min() > 1 - 1e-5
-    ratio = (rms(found) / rms(wanted)).squeeze(-1)
-    assert ratio.min() < 1 < ratio.max()
-    assert ratio.max() / ratio.min() < 4
+        norm = started.host.values(f"blk.{started.layer}.post_attention_norm.weight")
+        wanted = unit(wanted) * norm
+    pairs = [(added, wanted)]
+    if not spec.post_norms:
+        leaving = started.after_anchors(started.inside.entering[started.layer + 1])
+        pairs.append((layer(entering, batch, turned, masks), leaving))
+    for found, expected in pairs:
+        assert torch.cosine_similarity(found[:-1], expected[:-1], dim=-1).min() > 1 - 1e-5
+        ratio = rms(found[:-1]) / rms(expected[:-1])
+        if spec.post_norms:
+            assert ratio.min() < 1 < ratio.max()
+        else:
+            assert (ratio - 1).abs().max() < 2**-8
 
 
 @torch.no_grad()
@@ -159,8 +183,8 @@ def test_the_fitted_projection_gives_the_queries_of_the_layer(started):
     """Nearer than a head that starts at random."""
     batch, at = started.maker([0]), f"blk.{started.layer}."
     entering = started.after_anchors(started.inside.entering[started.layer])
-    norm = started.head.model.layers[0].input_layernorm
-    wanted = norm(entering) @ started.host.values(at + "attn_q.weight").T
+    norm = started.host.values(at + "attn_norm.weight")
+    wanted = (unit(entering) * norm) @ started.host.values(at + "attn_q.weight").T
 
     def nearness(head: FrozenMtpHead) -> float:
         x = head.pre_projection(head.joined(batch.embeddings_KAD[0], batch.hidden_AD))
@@ -169,4 +193,4 @@ def test_the_fitted_projection_gives_the_queries_of_the_layer(started):
         return float(torch.cosine_similarity(found, wanted, dim=-1).mean())
 
     assert abs(nearness(FrozenMtpHead(started.head._config))) < 0.3
-    assert nearness(started.head) > 0.5
+    assert nearness(started.head) > 0.4

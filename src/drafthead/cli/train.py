@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from drafthead.training.answers import Answer
     from drafthead.training.features import FeatureStore
     from drafthead.training.host import TorchFeatures
+    from drafthead.training.inputs import Inputs
     from drafthead.training.parallel import Workers
-    from drafthead.training.pipeline import Inputs
     from drafthead.training.recipe import Recipe
     from drafthead.training.regen import RegenCounts
     from drafthead.training.trainer import Report
@@ -122,11 +122,11 @@ class Command:
         args = self.args
         if not hasattr(args, "answers") and not self._answer():
             return {"prompts": self.recipe.answers.prompts}
-        from drafthead.training import pipeline
+        from drafthead.training.inputs import read_inputs
 
         backbone = self.session.backbone
         eos_ids = self.session.tokenizer.eos_ids
-        inputs = pipeline.read_inputs(self.recipe, self.answers, backbone, eos_ids)
+        inputs = read_inputs(self.recipe, self.answers, backbone, eos_ids)
         features = self._store(inputs)
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead._native import KvCache, MtpHead
-from drafthead.heads.config import GROUP
+from drafthead.heads.config import GROUP, MIN_CONFIDENCE
 from drafthead.types import Draft
 
 # One recurrent head drafts any length. A draft token costs its step and one more row to verify,
 # about a quarter of a one-row pass, so a draft goes on while it is likely enough to be accepted.
 # docs/decisions.md has the thresholds that were compared.
 MAX_DRAFT_TOKENS = 6
-MIN_CONFIDENCE = 0.4
 
 # A head may draft tokens outside its draft vocabulary that are among this many last ones.
 RECENT_TOKENS = 1024

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from drafthead.errors import HeadError
 
 FORMAT_VERSION = 1
+MIN_CONFIDENCE = 0.4  # of heads that do not say; docs/decisions.md compares thresholds
 HIDDEN_TAP = "post_final_norm"
 DRAFT_POSITION = "bonus"
 QUANTIZATION = "int8_block32"
@@ -48,6 +49,7 @@ class HeadConfig:
     none.  taps: backbone layers whose output it reads beside the last hidden state.  positions: how
     many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
     whether it may draft tokens outside its draft vocabulary that the text so far holds.
+    min_confidence: a draft ends where the product of its confidences falls below this.
     training: a record of how the head came to be, for people.
     """
 
@@ -69,6 +71,7 @@ class HeadConfig:
     taps: tuple[int, ...] = ()
     positions: int = 1
     prompt_tokens: bool = False
+    min_confidence: float = MIN_CONFIDENCE
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -152,6 +155,7 @@ class HeadConfig:
                 "draft_position": DRAFT_POSITION,
                 "draft_vocab_size": self.draft_vocab_size,
                 "draft_prompt_tokens": self.prompt_tokens,
+                "min_confidence": self.min_confidence,
                 "trained_steps": self.trained_steps,
                 "quantization": QUANTIZATION,
                 "training": dict(self.training),
@@ -190,6 +194,7 @@ class HeadConfig:
             qk_norm=top.flag("use_qk_norm"),
             markov_rank=block.optional("markov_rank", 0, MAX_MARKOV_RANK, 0),
             taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
+            min_confidence=block.share("min_confidence", MIN_CONFIDENCE),
             prompt_tokens=block.flag("draft_prompt_tokens"),
             positions=block.optional("positions", 1, MAX_POSITIONS, 1),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
@@ -237,6 +242,13 @@ class _Fields:
         value = self.content.get(name)
         if value != expected or isinstance(value, bool):
             raise self._fail(name, repr(expected), value)
+
+    def share(self, name: str, default: float) -> float:
+        """A number of 0 .. 1, or the default where it is not named."""
+        value = self.content.get(name, default)
+        if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # type: ignore[operator]
+            raise self._fail(name, "a number of 0 .. 1", value)
+        return float(value)  # type: ignore[arg-type]
 
     def flag(self, name: str) -> bool:
         """True or false; a head of the first days does not name it, which is false."""

@@ -22,6 +22,8 @@ def measure(
     on_answer: Callable[[Answer], None] = lambda _answer: None,
 ) -> list[dict[str, object]]:
     """Decode prompts with a head and plainly, loops cut; the lines of `bench`, by arm and task."""
-    drafter = MtpDrafter(package.build(session.backbone), recipe.max_draft)
+    drafter = MtpDrafter(
+        package.build(session.backbone), recipe.max_draft, package.config.min_confidence
+    )
     arms = {"plain": session.using(NoDrafter()), "mtp": session.using(drafter)}
     return arm_lines(run_arms(arms, rows, recipe.max_tokens, on_answer=on_answer))

@@ -13,26 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
-from drafthead.gguf.spec import ModelSpec
-from drafthead.heads.config import HeadConfig, TargetId
-from drafthead.heads.package import BLOCK, HeadPackage
+from drafthead.heads.package import HeadPackage
 from drafthead.session import Session
-from drafthead.training.answers import Answer, AnswerStore, write_atomic
+from drafthead.training.answers import write_atomic
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import (
-    DraftVocabulary,
     anchor_count,
-    data_digest,
-    select_vocabulary,
-    split,
 )
 from drafthead.training.export import export
 from drafthead.training.features import FeatureStore, Source
+from drafthead.training.head_shape import head_config
+from drafthead.training.inputs import Inputs
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import Recipe
@@ -43,113 +38,6 @@ from drafthead.training.warm_start import start_from_backbone
 
 RUN = "run.json"
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The answers of a training, split, with the draft vocabulary that follows from them."""
-
-    train: list[Answer]
-    heldout: list[Answer]
-    vocabulary: DraftVocabulary
-    digest: str
-
-    @property
-    def answers(self) -> list[Answer]:
-        """All of them, held-out ones last."""
-        return [*self.train, *self.heldout]
-
-
-def read_inputs(
-    recipe: Recipe, folder: Path, backbone: Backbone, eos_ids: frozenset[int]
-) -> Inputs:
-    """Read the answers of a folder and choose the draft vocabulary.
-
-    Raises:
-        TrainingError: no answers, or answers of another backbone.
-    """
-    store = AnswerStore(folder)
-    manifest = store.manifest()
-    if manifest is None:
-        raise TrainingError(f"{folder} holds no answers; make some with `drafthead regen`.")
-    for name in ("fingerprint", "tokenizer_fingerprint"):
-        if manifest.get(name) != getattr(backbone, name):
-            raise TrainingError(
-                f"The answers in {folder} are by {manifest.get('backbone')}, whose {name} differs "
-                f"from that of {backbone.name}; regenerate them with this backbone."
-            )
-    answers = sorted(store.rows(), key=lambda row: row.id)
-    if recipe.data.max_answers:
-        order = np.random.default_rng(recipe.train.seed).permutation(len(answers))
-        answers = [answers[index] for index in sorted(order[: recipe.data.max_answers])]
-    train, heldout = split(answers, recipe.data.heldout)
-    if not train:
-        raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
-    vocabulary = select_vocabulary(
-        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab, recipe.head.vocabulary
-    )
-    return Inputs(train, heldout, vocabulary, data_digest(answers))
-
-
-def full_layers(spec: ModelSpec) -> list[int]:
-    """Layers whose every position a head can read."""
-    return [at for at, layer in enumerate(spec.layers) if not layer.window and layer.rope >= 0]
-
-
-def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfig:
-    """The config of the head that a recipe asks for on a backbone.
-
-    Raises:
-        TrainingError: a layer that the backbone does not have, or sizes that do not fit it.
-    """
-    spec, head = backbone.spec, recipe.head
-    for name, layers in (("kv_layers", head.kv_layers), ("taps", head.taps)):
-        if max(layers, default=0) >= spec.n_layers:
-            raise TrainingError(
-                f"[head] {name}: {backbone.name} has layers 0 .. {spec.n_layers - 1}, found "
-                f"{list(layers)}."
-            )
-    for name, size in (("d_ff", head.d_ff), ("markov_rank", head.markov_rank)):
-        if size % BLOCK:
-            raise TrainingError(f"[head] {name} must be a multiple of {BLOCK}, found {size}.")
-    ropes = {spec.layers[layer].rope for layer in head.read_layers}
-    windows = [layer for layer in head.read_layers if spec.layers[layer].window]
-    if windows or len(ropes) > 1 or -1 in ropes:
-        raise TrainingError(
-            f"[head] kv_layers: a head reads layers without a sliding window and with one and the "
-            f"same rotary embedding; {backbone.name} has them at {full_layers(spec)}."
-        )
-    target = TargetId(
-        backbone.name, spec.architecture, backbone.fingerprint, backbone.tokenizer_fingerprint
-    )
-    return HeadConfig(
-        d_model=spec.d_model,
-        d_ff=head.d_ff,
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
-        draft_vocab_size=len(inputs.vocabulary),
-        kv_layers=head.kv_layers,
-        rms_eps=spec.rms_eps,
-        rope_base=spec.ropes[ropes.pop()].base if ropes else spec.rope_base,
-        attention_bias=spec.qkv_bias,
-        qk_norm=spec.qk_norm,
-        trained_steps=recipe.train.unroll,
-        markov_rank=head.markov_rank,
-        taps=head.taps,
-        positions=head.positions,
-        prompt_tokens=head.prompt_tokens,
-        target=target,
-        training={
-            "recipe": head.name,
-            "recipe_digest": recipe.digest,
-            "data_digest": inputs.digest,
-            "answers": len(inputs.train),
-            "answer_tokens": sum(len(answer.answer) for answer in inputs.train),
-            "tokens_fed": "teacher_forced",
-        },
-    )
 
 
 def feature_store(
@@ -240,7 +128,11 @@ def train(
     if not workers.first:
         return None
     kept = trainer.keep_best()
-    config = replace(config, training={**config.training, **record(progress, kept, workers)})
+    config = replace(
+        config,
+        min_confidence=kept.get("min_confidence", config.min_confidence),
+        training={**config.training, **record(progress, kept, workers)},
+    )
     weights = numpy_weights(head)
     package = export(out, config, weights, inputs.vocabulary.token_ids)
     if judge is None:
@@ -249,7 +141,7 @@ def train(
     exact = makers(min(longest, config.longest_draft or longest), torch.float32)
     places = [[len(inputs.train) + place] for place in judged]
     before = replay(head, exact, places, False, recipe.measure.max_tokens)
-    after = judge(head, min_confidence=0.0).stats
+    after = judge(head, thresholds=(0.0,)).stats
     return Outcome(package, {"f32": acceptance(before), "int8": acceptance(after)})
 
 

@@ -277,14 +277,15 @@ class Trainer:
         report.tau, report.accept_at = tau(trial.stats), accept_at(trial.stats)
         report.tok_s, report.speedup = trial.tok_s, trial.speedup
         if trial.tok_s > self.progress.best_tok_s:
-            self._keep(report)
+            self._keep(report, trial.min_confidence)
         return report
 
-    def _keep(self, report: Report) -> None:
+    def _keep(self, report: Report, min_confidence: float) -> None:
         progress = self.progress
         progress.best_step, progress.best_tau = progress.step, report.tau or 0.0
         progress.best_tok_s = report.tok_s or 0.0
         state = {
+            "min_confidence": min_confidence,
             "step": progress.step, "tau": rounded(report.tau),
             "accept_at": [rounded(rate) for rate in report.accept_at],
             "expected_tok_s": rounded(report.tok_s), "expected_speedup": rounded(report.speedup),

@@ -1,0 +1,60 @@
+"""The answers of a training, read, split, and the draft vocabulary that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from drafthead.backbone.handle import Backbone
+from drafthead.errors import TrainingError
+from drafthead.training.answers import Answer, AnswerStore
+from drafthead.training.data import DraftVocabulary, data_digest, select_vocabulary, split
+from drafthead.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The answers of a training, split, with the draft vocabulary that follows from them."""
+
+    train: list[Answer]
+    heldout: list[Answer]
+    vocabulary: DraftVocabulary
+    digest: str
+
+    @property
+    def answers(self) -> list[Answer]:
+        """All of them, held-out ones last."""
+        return [*self.train, *self.heldout]
+
+
+def read_inputs(
+    recipe: Recipe, folder: Path, backbone: Backbone, eos_ids: frozenset[int]
+) -> Inputs:
+    """Read the answers of a folder and choose the draft vocabulary.
+
+    Raises:
+        TrainingError: no answers, or answers of another backbone.
+    """
+    store = AnswerStore(folder)
+    manifest = store.manifest()
+    if manifest is None:
+        raise TrainingError(f"{folder} holds no answers; make some with `drafthead regen`.")
+    for name in ("fingerprint", "tokenizer_fingerprint"):
+        if manifest.get(name) != getattr(backbone, name):
+            raise TrainingError(
+                f"The answers in {folder} are by {manifest.get('backbone')}, whose {name} differs "
+                f"from that of {backbone.name}; regenerate them with this backbone."
+            )
+    answers = sorted(store.rows(), key=lambda row: row.id)
+    if recipe.data.max_answers:
+        order = np.random.default_rng(recipe.train.seed).permutation(len(answers))
+        answers = [answers[index] for index in sorted(order[: recipe.data.max_answers])]
+    train, heldout = split(answers, recipe.data.heldout)
+    if not train:
+        raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
+    vocabulary = select_vocabulary(
+        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab, recipe.head.vocabulary
+    )
+    return Inputs(train, heldout, vocabulary, data_digest(answers))
