@@ -106,6 +106,8 @@ VARIANTS = {
     "markov bias": {"markov_rank": 64},
     "taps": {"taps": TAPS},
     "three positions": {"positions": 3},
+    "prompt tokens": {"prompt_tokens": True},
+    "prompt tokens and markov bias": {"prompt_tokens": True, "markov_rank": 64},
     "all of it": {"kv_layers": (29, -1), "markov_rank": 32, "taps": (19,), "positions": 3},
 }
 
@@ -134,7 +136,8 @@ def make_head(session, folder, variant):
         module.model.norm.weight *= 3
         if module.markov is not None:
             module.markov.previous.weight.normal_()
-            module.markov.next.weight.normal_()
+            # Tokens of the text have no bias: a large one would leave them no chance.
+            module.markov.next.weight.normal_(std=0.2 if config.prompt_tokens else 1)
     weights = {name: value.numpy() for name, value in module.state_dict().items()}
     package = export(folder, config, weights, np.arange(4096))
     for name in config.matrices():
@@ -156,30 +159,35 @@ def test_the_head_in_torch_is_the_head_in_the_core(
     store = FeatureStore(features.folder, session.backbone, answered, reads, taps)
     store.build()
     words = DraftVocabulary(np.arange(4096), session.backbone.spec.vocab_size)
-    same = total = 0
+    prompt_tokens = variant.get("prompt_tokens", False)
+    same = total = outside = 0
     for index, answer in enumerate(answered):
+        text = np.array([*answer.prompt_tokens, *answer.answer])
+        groups = np.unique(text // 16).tolist() if prompt_tokens else []
         drafts = []
         for place, (hidden, cache) in enumerate(
             decode_step_by_step(session.backbone, answer, taps)
         ):
-            drafts.append(native.draft(cache, answer.answer[place], hidden, 3, 0.0)[0])
+            drafts.append(native.draft(cache, answer.answer[place], hidden, 3, 0.0, groups)[0])
         if not drafts:
             continue
         batch = BatchMaker(
-            session.backbone.native, store, answered, words, 3, torch.float32
+            session.backbone.native, store, answered, words, 3, torch.float32,
+            prompt_tokens=prompt_tokens,
         )([index])  # fmt: skip
         fed = np.array(drafts).T  # (K, A): the head feeds itself here, not the answer
         inputs = np.concatenate([batch_inputs(answer), fed[:2]])
         embeddings = session.backbone.native.embed(inputs.reshape(-1).astype(np.int32))
         batch.embeddings_KAD.copy_(torch.from_numpy(embeddings).unflatten(0, inputs.shape))
         batch.inputs_KA.copy_(torch.from_numpy(words.to_index(inputs)))
-        rows = torch.from_numpy(session.backbone.native.output_rows(np.arange(4096, dtype="i4")))
+        ids = np.concatenate([words.token_ids, words.more(text)]) if groups else words.token_ids
         with torch.no_grad():
-            rows = module.score_rows(rows)
+            rows = module.score_rows(batch.rows_VD)
             chosen = torch.stack([(state @ rows.T).argmax(-1) for state in module(batch)])
-        same += int((chosen.numpy() == fed).sum())
+        same += int((ids[chosen.numpy()] == fed).sum())
         total += fed.size
-    assert total > 100
+        outside += int((fed >= 4096).sum())
+    assert total > 100 and (outside > 0) == prompt_tokens
     assert same / total > 0.9  # a random head has near-ties, and activations are int8 in the core
 
 

@@ -62,6 +62,7 @@ def test_a_config_of_before_the_variants_is_a_plain_head():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("min_confidence", 1.5), ("min_confidence", True), ("draft_prompt_tokens", 1),
+     ("draft_prompt_tokens", "no"),
      ("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
      ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64")],
 )  # fmt: skip

@@ -197,7 +197,7 @@ def test_every_tensor_reaches_the_core_under_its_name(tmp_path, monkeypatch):
     assert native is target.native and layers == [5, 2] and (ids == IDS).all()
     assert spec == {
         "n_layers": 2, "d_ff": 96, "n_heads": 4, "head_dim": 16, "attention_bias": 0, "qk_norm": 0,
-        "markov_rank": 0, "taps": 0, "positions": 1,
+        "markov_rank": 0, "taps": 0, "positions": 1, "prompt_tokens": 0,
     }  # fmt: skip
     assert head.finished
     matrices = {name: (8, *shape) for name, shape in CONFIG.matrices().items()}

@@ -54,21 +54,25 @@ def plain_loss(name, logits, label, p):
     }[name]  # fmt: skip
 
 
-@pytest.mark.parametrize("learned", [0, 3])
+@pytest.mark.parametrize(("learned", "known"), [(0, WORDS), (3, WORDS), (3, WORDS - 16)])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("name", ["ce", "kl", "tv", "lk"])
-def test_loss_and_gradient_are_those_of_the_plain_formula(monkeypatch, name, softcap, learned):
-    """Towards the states, and towards the columns of the output rows that learn."""
+def test_loss_and_gradient_are_those_of_the_plain_formula(
+    monkeypatch, name, softcap, learned, known
+):
+    """Towards the states, and towards the columns of the output rows that learn; those of tokens
+    behind the draft vocabulary, of the text, are zero."""
     monkeypatch.setattr(losses, "CHUNK_ROWS", 10)
     states, table, batch = random_case(rows=17, steps=3, sequences=2)
     batch.labels_KA[1, 4:9] = -1
     wide, rows_of_head = table, None
     if learned:
         generator = torch.Generator().manual_seed(1)
-        rows_of_head = torch.randn(WORDS, learned, generator=generator).requires_grad_()
+        rows_of_head = torch.randn(known, learned, generator=generator).requires_grad_()
         more = torch.randn(3, 17, learned, generator=generator)
         states = [torch.cat(pair, 1) for pair in zip(states, more, strict=True)]
-        wide = torch.cat([table, rows_of_head], 1)
+        behind = torch.zeros(WORDS - known, learned)
+        wide = torch.cat([table, torch.cat([rows_of_head, behind])], 1)
     got, counted, correct = unrolled_loss(
         states, table, batch, 0.6, name, softcap, learned_VB=rows_of_head
     )

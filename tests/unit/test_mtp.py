@@ -5,18 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafters.mtp import RECENT_TOKENS, MtpDrafter
 
 
 class RecordingHead:
     """Answers every call with the same draft and keeps what it was given."""
 
-    def __init__(self, tokens=(5, 6, 7), confidences=(0.9, 0.8, 0.2)):
-        self.calls = []
+    def __init__(self, tokens=(5, 6, 7), confidences=(0.9, 0.8, 0.2), prompt_tokens=False):
+        self.calls, self.groups, self.prompt_tokens = [], [], prompt_tokens
         self.answer = np.array(tokens, np.int32), np.array(confidences, np.float32)
 
-    def draft(self, cache, token, hidden, max_tokens, min_confidence):
+    def draft(self, cache, token, hidden, max_tokens, min_confidence, more_groups):
         self.calls.append((cache, token, hidden.tolist(), max_tokens, min_confidence))
+        self.groups.append(more_groups)
         return self.answer
 
 
@@ -53,3 +54,41 @@ def test_an_empty_draft_is_a_draft():
     drafter = MtpDrafter(RecordingHead((), ()), 4, min_confidence=0.5)
     drafter.begin([1], np.zeros(1, np.float32), "cache")
     assert drafter.propose(4).tokens == ()
+
+
+def groups_seen(prompt_tokens, texts):
+    """What the head is handed at each draft: after `begin` with the first text, then `observe`."""
+    head, hidden = RecordingHead(prompt_tokens=prompt_tokens), np.zeros(1, np.float32)
+    drafter = MtpDrafter(head)
+    drafter.begin(texts[0], hidden, "cache")
+    drafter.propose(4)
+    for tokens in texts[1:]:
+        drafter.observe(tokens, hidden)
+        drafter.propose(4)
+    return head.groups
+
+
+def test_a_head_of_prompt_tokens_is_handed_the_groups_of_the_text_so_far():
+    """Ascending and once each, answer tokens from the pass on that committed them."""
+    assert groups_seen(True, [[400, 15, 16, 31, 0, 401], [700], [17, 48]]) == [
+        [0, 1, 25], [0, 1, 25, 43], [0, 1, 3, 25, 43],
+    ]  # fmt: skip
+
+
+def test_a_head_without_prompt_tokens_is_handed_none():
+    assert groups_seen(False, [[400, 15], [700]]) == [[], []]
+
+
+def test_no_more_than_the_last_tokens_of_a_long_text_count():
+    far = [1600, *[5] * (RECENT_TOKENS - 1)]
+    assert groups_seen(True, [far]) == [[0, 100]]
+    assert groups_seen(True, [[*far, 5]]) == [[0]]
+
+
+def test_the_next_answer_begins_with_its_own_text():
+    head, hidden = RecordingHead(prompt_tokens=True), np.zeros(1, np.float32)
+    drafter = MtpDrafter(head)
+    for text in ([400], [16]):
+        drafter.begin(text, hidden, "cache")
+        drafter.propose(4)
+    assert head.groups == [[25], [1]]

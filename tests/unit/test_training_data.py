@@ -85,6 +85,33 @@ def test_draft_ids_go_there_and_back_and_others_are_ignored():
     assert words.to_index(np.array([15, 32, 95, IGNORED])).tolist() == [IGNORED] * 4
 
 
+@given(st.sets(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 99), max_size=9))
+def test_the_text_adds_its_own_whole_groups_behind_the_vocabulary(known, text):
+    """Of 100 ids the last 4 fill no group."""
+    words = DraftVocabulary(np.concatenate([np.arange(16 * g, 16 * g + 16) for g in sorted(known)]),
+                            100)  # fmt: skip
+    more = words.more(np.array(text, np.int64))
+    groups = sorted({token // 16 for token in text} - known - {6})
+    assert more.tolist() == [token for g in groups for token in range(16 * g, 16 * g + 16)]
+    both = np.concatenate([words.token_ids, more])
+    assert (words.to_index(both, more) == np.arange(len(both))).all()
+    others = np.setdiff1d(np.arange(100), both)
+    assert (words.to_index(others, more) == IGNORED).all()
+    assert (words.to_index(more) == IGNORED).all(), "the vocabulary itself is as it was"
+    assert words.to_index(np.array([IGNORED]), more) == IGNORED
+
+
+def test_coverage_counts_tokens_of_groups_that_the_answers_own_prompt_holds():
+    words = DraftVocabulary(np.arange(16, 32), 100)
+    said = [
+        answer(prompt=(33, 97), tokens=(20, 40, 47, 50, 98)),  # 20; with the prompt 40 and 47
+        answer(prompt=(50, 3), tokens=(51, 36, 21)),  # 21; with its own prompt 51, but not 36
+    ]
+    assert words.coverage(said) == 2 / 8
+    assert words.coverage(said, prompt_tokens=True) == 5 / 8
+    assert words.coverage([], prompt_tokens=True) is None
+
+
 def test_the_vocabulary_is_the_most_said_aligned_groups_and_always_the_end_tokens():
     said = [answer(tokens=(33, 33, 34, 50), prompt=(80,) * 8)]
     words = select_vocabulary(said, {trainee.EOS}, 96, 48)
@@ -216,6 +243,29 @@ def test_a_batch_pairs_each_anchor_with_its_tokens_states_and_keys(features):
         keys = features.kv(index)[:, :, 0].astype(np.float32)  # (R, L, G, H)
         assert (sequence.keys_LGRH.numpy() == keys.transpose(1, 2, 0, 3)).all()
         assert batch.positions_A[sequence.anchors].max() == sequence.keys_LGRH.shape[2] - 1
+
+
+@pytest.mark.parametrize("prompt_tokens", [True, False])
+def test_labels_outside_the_vocabulary_count_where_the_text_may_be_drafted(features, prompt_tokens):
+    """Each label's row is its own token's; a batch has the rows of its own texts and no others."""
+    backbone = trainee.TinyBackbone()
+    words = DraftVocabulary(np.arange(16, 32), trainee.V)
+    maker = BatchMaker(backbone, features, ANSWERS, words, 2, torch.float32, 0.0, prompt_tokens)
+    for indices in ([2, 0], [0]):
+        batch = maker(indices)
+        tables = [anchor_table(ANSWERS[i].prompt_tokens, ANSWERS[i].answer, 2) for i in indices]
+        inputs = np.concatenate([table.inputs_KA for table in tables], axis=1)
+        labels = np.concatenate([table.labels_KA for table in tables], axis=1)
+        known = (labels // 16 == 1) | (prompt_tokens & (labels != IGNORED))
+        assert ((batch.labels_KA.numpy() != IGNORED) == known).all()
+        places = batch.labels_KA.numpy()[known]
+        assert (batch.rows_VD.numpy()[places] == backbone.table[labels[known]]).all()
+        assert (places >= 16).any() == prompt_tokens
+        assert (batch.rows_VD[:16] == maker.rows_VD).all()
+        texts = {t // 16 for i in indices for t in (*ANSWERS[i].prompt_tokens, *ANSWERS[i].answer)}
+        assert len(batch.rows_VD) == 16 * (len(texts | {1}) if prompt_tokens else 1)
+        # The Markov bias knows the vocabulary alone.
+        assert (batch.inputs_KA.numpy() == words.to_index(inputs)).all()
 
 
 def test_the_vocabulary_of_a_prefix_is_the_first_ids():

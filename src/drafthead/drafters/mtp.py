@@ -19,7 +19,6 @@ from drafthead.types import Draft
 # docs/decisions.md has the thresholds that were compared.
 MAX_DRAFT_TOKENS = 6
 
-
 # A head may draft tokens outside its draft vocabulary that are among this many last ones.
 RECENT_TOKENS = 1024
 
@@ -57,7 +56,7 @@ class MtpDrafter:
         self._groups = []
         if self.head.prompt_tokens:
             self._groups = np.unique(np.asarray(tokens[-RECENT_TOKENS:]) // GROUP).tolist()
-        self.observe(tokens, hidden_D)
+        self._last_token, self._hidden_D = tokens[-1], hidden_D
 
     def propose(self, max_tokens: int) -> Draft:
         """Draft from the last committed token; a step that is not finite ends the draft."""
