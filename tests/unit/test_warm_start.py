@@ -130,8 +130,9 @@ def started(request, tmp_path) -> Started:
 @torch.no_grad()
 def test_what_an_anchor_is_given_meets_the_position_after_it(started):
     """In an answer, the state that a row is to give is the one that the next row is given; and it
-    is what leaves the last layer there, normed. The engine keeps states, keys and values in f16, which in each of two layers
-    moves a score by 2^-11 of its terms, of size 4 or so: 2^-8 in all. A wrong row is off by 1."""
+    is what leaves the last layer there, normed. The engine keeps states, keys and values in f16: a
+    score moves by 2^-11 of its terms, of size 4 or so, in each of two layers. A wrong row is off by
+    the size of a state."""
     found = samples(started.head, started.host, [started.layer], started.maker, started.answers)
     batch, head = started.maker([0]), started.head
     d, own = started.backbone.spec.d_model, len(batch.positions_A) - 1
