@@ -1,13 +1,13 @@
-"""A head may draft tokens of the text besides its vocabulary, by groups that each draft is given."""
+"""A head may draft tokens of the text besides its vocabulary, by groups given to each draft."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_head import SPEC, TOKENS, build, head_weights, prefilled
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone
+from tests.exactness.test_head import SPEC, TOKENS, build, head_weights, prefilled
 from tests.tiny import write_tiny_llama
 
 
