@@ -127,6 +127,25 @@ def started(request, tmp_path) -> Started:
     return Started(backbone, head, maker, host, inside, layer, answers)
 
 
+@torch.no_grad()
+def test_what_an_anchor_is_given_meets_the_position_after_it(started):
+    """In an answer, the state that a row is to give is the one that the next row is given; and it
+    is what leaves the last layer there, normed. The engine keeps states, keys and values in f16: a
+    score moves by 2^-11 of its terms, of size 4 or so, in each of two layers. A wrong row is off by
+    the size of a state."""
+    found = samples(started.head, started.host, [started.layer], started.maker, started.answers)
+    batch, head = started.maker([0]), started.head
+    d, own = started.backbone.spec.d_model, len(batch.positions_A) - 1
+    assert torch.equal(found.inputs_AI[1:own, d:], head.hidden_norm(found.states_AD[: own - 1]))
+    assert torch.equal(found.inputs_AI[:own, :d], head.embedding_norm(batch.embeddings_KAD[0, :-1]))
+    if started.layer == started.backbone.spec.n_layers - 1:
+        states = unit(found.layers[0].leaving) * started.host.values("output_norm.weight")
+        assert (states - found.states_AD).abs().max() < 2**-8 * states.abs().max()
+    else:
+        leaving = started.after_anchors(started.inside.entering[started.layer + 1])
+        assert torch.equal(found.layers[0].leaving[:own], leaving[:own])
+
+
 def without_loss(started: Started, monkeypatch) -> HeadLayer:
     """The head's layer where all that is fitted can be met exactly, so that it is a copy.
 
