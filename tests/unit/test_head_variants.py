@@ -33,7 +33,7 @@ def random_batch(taps: int) -> Batch:
     return Batch(
         hidden_AD=normal(ANCHORS, (1 + taps) * D), embeddings_KAD=normal(STEPS, ANCHORS, D),
         inputs_KA=places[0], labels_KA=places[1], positions_A=torch.arange(ANCHORS),
-        sequences=[SequenceKv(slice(0, ANCHORS), cells[0], cells[1])],
+        sequences=[SequenceKv(slice(0, ANCHORS), cells[0], cells[1])], rows_VD=normal(V, D),
     )  # fmt: skip
 
 
@@ -45,14 +45,13 @@ def test_every_part_of_a_variant_learns(variant, loss):
     head, batch = FrozenMtpHead(config), random_batch(len(config.taps))
     named = config.matrices() | {name: (size,) for name, size in config.vectors().items()}
     assert {name: tuple(w.shape) for name, w in head.named_parameters()} == named
-    rows = torch.randn(V, D)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
     before = {name: weight.detach().clone() for name, weight in head.named_parameters()}
     values = []
     for _ in range(12):
         optimizer.zero_grad()
         value, *_ = unrolled_loss(
-            head(batch), rows, batch, 0.8, loss, learned_VB=head.learned_rows
+            head(batch), batch.rows_VD, batch, 0.8, loss, learned_VB=head.learned_rows
         )  # fmt: skip
         value.backward()
         optimizer.step()
