@@ -131,7 +131,7 @@ void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, 
     head.finish();
     std::vector<int32_t> tokens(steps);
     std::vector<float> confidences(steps);
-    head.draft(cache, m.tokens.front(), hidden.data(), steps, 0.0f, tokens.data(),
+    head.draft(cache, m.tokens.front(), hidden.data(), steps, 0.0f, {}, tokens.data(),
                confidences.data());
     record.add(name + ".draft", tokens.data(), tokens.size());
     record.add(name + ".confidences", confidences.data(), confidences.size());

@@ -103,5 +103,6 @@ def joined() -> Iterator[Workers]:
     dist.init_process_group("gloo", timeout=LONGEST_WAIT)
     try:
         yield Workers(dist.get_rank(), dist.get_world_size())
+        dist.barrier()  # a process that closes its connections early can abort the others
     finally:
         dist.destroy_process_group()
