@@ -7,7 +7,7 @@ import pytest
 
 from drafthead import _native
 from drafthead.backbone.handle import Backbone
-from tests.exactness.test_head import SPEC, TOKENS, build, head_weights, prefilled
+from tests.reference_head import SPEC, TOKENS, build, head_weights, prefilled
 from tests.tiny import write_tiny_llama
 
 

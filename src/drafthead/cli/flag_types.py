@@ -1,4 +1,4 @@
-"""Flag values of `regen`, checked while the command line is read."""
+"""Flag values of `regen` and `train`, checked while the command line is read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ def number(text: str, low: float, high: float) -> float:
         value = math.nan
     if not low <= value <= high:
         raise argparse.ArgumentTypeError(f"expected a number of {low} to {high}, found {text!r}")
+    return value
+
+
+def gigabytes(text: str) -> float:
+    """A flag value above 0; for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
     return value
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.cli.flag_types import layer_list, part, share, temperature
-from drafthead.cli.train import gigabytes
+from drafthead.cli.flag_types import gigabytes, layer_list, part, share, temperature
 from drafthead.errors import RequestError, TrainingError
 
 if TYPE_CHECKING:
@@ -123,14 +122,12 @@ def _print_manifest(args: argparse.Namespace, manifest: dict[str, object]) -> in
 
 
 def _read(args: argparse.Namespace, tasks: list[str]) -> list[PromptRow]:
-    from drafthead.evaluation.prompts import parse_row, read_prompts
-    from drafthead.tasks import TASKS, prompt_set
+    from drafthead.evaluation.prompts import read_prompts
+    from drafthead.training.prompts import built_in
 
     if args.prompts or args.invent:
         return [row for path in args.prompts for row in read_prompts(path)]
-    count = args.limit or BUILT_IN_PER_TASK
-    made = (row for task in tasks or TASKS for row in prompt_set(task, count, args.seed))
-    return [parse_row(row, "built-in prompts") for row in made]
+    return built_in(tasks, args.limit or BUILT_IN_PER_TASK, args.seed)
 
 
 def _settings(args: argparse.Namespace) -> RegenSettings:
@@ -145,13 +142,9 @@ def _settings(args: argparse.Namespace) -> RegenSettings:
 def _regenerator(
     args: argparse.Namespace, session: Session, features: FeatureFiles | None = None
 ) -> Regenerator:
-    from drafthead.evaluation.prompts import end_ids, prompt_ids
-    from drafthead.training.regen import Regenerator
+    from drafthead.training.regen import session_regenerator
 
-    return Regenerator(
-        session.backbone, lambda prompt: prompt_ids(session, prompt), end_ids(session),
-        _settings(args), args.sequences, features,
-    )  # fmt: skip
+    return session_regenerator(session, _settings(args), args.sequences, features)
 
 
 def _invent(args: argparse.Namespace, session: Session) -> list[PromptRow]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
+from drafthead.cli.flag_types import gigabytes
 from drafthead.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -52,14 +52,6 @@ def add_parser(subparsers: Any) -> None:
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
-
-
-def gigabytes(text: str) -> float:
-    """A flag value above 0; for argparse."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
 
 
 def _percent(shares: list[float | None]) -> str:

@@ -73,6 +73,8 @@ class MtpDrafter:
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Move on: nothing to roll back, since the head reads the backbone's own cache."""
         if self.head.prompt_tokens:
-            self._groups = sorted({*self._groups, *(token // GROUP for token in tokens)})
+            new = {token // GROUP for token in tokens}.difference(self._groups)
+            if new:  # seldom: most tokens of an answer have been said before
+                self._groups = sorted([*self._groups, *new])
         self._last_token = tokens[-1]
         self._hidden_D = hidden_D

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead.errors import TrainingError
+from drafthead.heads.config import GROUP
 from drafthead.training.answers import Answer
 
 IGNORED = -1
-GROUP = 16  # ids in one aligned group of the draft vocabulary
 
 
 @dataclass(frozen=True)

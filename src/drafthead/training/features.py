@@ -183,8 +183,8 @@ class FeatureFiles:
         return key in self._places
 
     def place(self, key: str) -> _Place:
-        """Where an answer's features are."""
-        return self._places[key]
+        """Where an answer's features are; nowhere for an answer without anchors."""
+        return self._places.get(key, _Place(0, 0, 0, 0))
 
     def append(self, answer: Answer, hidden_AD: NDArray[Any], cache: KvCache) -> None:
         """Keep the states of an answer's anchors, and K and V from the cache that answered it."""
@@ -196,10 +196,8 @@ class FeatureFiles:
         self.keep(answer, hidden_AD.astype(np.float16), kv)
 
     def keep(self, answer: Answer, hidden_AD: NDArray[np.float16], kv: NDArray[np.float16]) -> None:
-        """Keep the states of an answer, and K and V (R, L, 2, G, H) of the stored layers."""
+        """Keep the states of a new answer, and K and V (R, L, 2, G, H) of the stored layers."""
         key = answer_key(answer)
-        if key in self._places:
-            return
         self._add(key, len(hidden_AD), len(kv))
         self._pending.append((key, hidden_AD, kv))
         if len(self._pending) >= ANSWERS_PER_SYNC:
@@ -378,15 +376,11 @@ class FeatureStore:
     def hidden(self, index: int) -> NDArray[np.float16]:
         """States of the anchors of one answer and the wanted taps, (A, (1 + taps) D)."""
         assert self._maps is not None, "build() comes first"
-        if self._keys[index] not in self._files:
-            return self._maps[0][:0, self._columns]
         place = self._files.place(self._keys[index])
         return self._maps[0][place.anchor : place.anchor + place.anchors, self._columns]
 
     def kv(self, index: int) -> NDArray[np.float16]:
         """K and V of one answer's positions, (R, L, 2, G, H)."""
         assert self._maps is not None, "build() comes first"
-        if self._keys[index] not in self._files:
-            return self._maps[1][:0, self._chosen]
         place = self._files.place(self._keys[index])
         return self._maps[1][place.row : place.row + place.rows][:, self._chosen]

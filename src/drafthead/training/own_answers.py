@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from drafthead.evaluation.prompts import PromptRow, end_ids, parse_row, prompt_ids
+from drafthead.evaluation.prompts import PromptRow, prompt_ids
 from drafthead.session import Session
-from drafthead.tasks import TASKS, prompt_set
+from drafthead.tasks import TASKS
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.features import FeatureFiles
-from drafthead.training.prompts import choose
+from drafthead.training.prompts import built_in, choose
 from drafthead.training.recipe import Recipe
-from drafthead.training.regen import RegenCounts, Regenerator, RegenSettings, regenerate
+from drafthead.training.regen import RegenCounts, RegenSettings, regenerate, session_regenerator
 
 
 def built_in_prompts(count: int, seed: int) -> list[PromptRow]:
     """So many prompts of all tasks in turn, about the same number of each."""
     each = -(-count // len(TASKS))
-    made = (row for task in TASKS for row in prompt_set(task, each, seed))
-    return choose((parse_row(row, "built-in prompts") for row in made), [], None, seed)[0][:count]
+    return choose(built_in([], each, seed), [], None, seed)[0][:count]
 
 
 def unseen_prompts(
@@ -50,11 +49,7 @@ def answer_prompts(
     on_answer: Callable[[Answer, RegenCounts], None] = lambda _answer, _counts: None,
 ) -> None:  # fmt: skip
     """Fill a folder of answers and the features of them; what was stopped goes on."""
-
-    def encode(row: PromptRow) -> list[int]:
-        return prompt_ids(session, row)
-
     settings = RegenSettings(max_tokens=recipe.answers.max_tokens, seed=recipe.train.seed)
     kept = FeatureFiles(features, session.backbone, recipe.head.read_layers, recipe.head.taps)
-    worker = Regenerator(session.backbone, encode, end_ids(session), settings, features=kept)
+    worker = session_regenerator(session, settings, features=kept)
     regenerate(worker, prompts, out, settings, on_answer)

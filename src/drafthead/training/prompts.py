@@ -8,7 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from drafthead.errors import RequestError
-from drafthead.evaluation.prompts import PromptRow
+from drafthead.evaluation.prompts import PromptRow, parse_row
+from drafthead.tasks import TASKS, prompt_set
+
+
+def built_in(tasks: Sequence[str], each: int, seed: int) -> list[PromptRow]:
+    """The project's own prompts: `each` of the named tasks, or of all where none is named."""
+    made = (row for task in tasks or TASKS for row in prompt_set(task, each, seed))
+    return [parse_row(row, "built-in prompts") for row in made]
 
 
 def digest(row: PromptRow) -> str:

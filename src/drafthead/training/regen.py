@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from drafthead.backbone.handle import Backbone, KvCache, Segment, Want
 from drafthead.decoding.constraints import EndRule, FinishReason
 from drafthead.errors import TrainingError
-from drafthead.evaluation.prompts import PromptRow
+from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
+from drafthead.session import Session
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import common_prefix
 from drafthead.training.features import FeatureFiles
@@ -211,6 +212,17 @@ class Regenerator:
         if self.features is not None:  # the last token's state draws nothing: no anchor
             self.features.append(answer, np.stack(slot.states_AD)[:-1], slot.cache)
         return answer
+
+
+def session_regenerator(
+    session: Session, settings: RegenSettings, sequences: int = 16,
+    features: FeatureFiles | None = None,
+) -> Regenerator:  # fmt: skip
+    """A regenerator of prompt rows as bench and training see them: chats, or worked examples."""
+    return Regenerator(
+        session.backbone, lambda prompt: prompt_ids(session, prompt), end_ids(session), settings,
+        sequences, features,
+    )  # fmt: skip
 
 
 def check_same_run(manifest: dict[str, object] | None, wanted: dict[str, object]) -> None:
