@@ -230,3 +230,17 @@ def test_selection_drops_duplicates_alternates_tasks_and_grows_with_the_limit():
         choose(PROMPTS, ["cooking"], None, 0)
     with pytest.raises(RequestError, match="p0"):
         choose([*PROMPTS, PromptRow("p0", "chat", ({"role": "user", "content": "?"},))], [], 1, 0)
+
+
+def test_a_slot_goes_on_with_prompts_that_begin_like_its_last_one(tmp_path):
+    def begin_alike(asked):
+        start = range(40, 70) if asked.task == "chat" else range(30, 60)
+        return [*start, 2 + int(asked.id[1:])]
+
+    settings = RegenSettings(max_tokens=8, capacity=64)
+    worker = Regenerator(trainee.TinyBackbone(), begin_alike, frozenset({trainee.EOS}), settings, 2)
+    chosen = [row for row in PROMPTS if int(row.id[1:]) % 4 in (0, 3)]  # chat, math, chat ...
+    manifest = regenerate(worker, chosen, tmp_path, settings)
+    fed = worker.counts.rows - (manifest["answer_tokens"] - manifest["answers"])
+    # Each of the two slots reads both beginnings at most once; all else is one token a prompt.
+    assert len(chosen) + 2 * 30 <= fed <= len(chosen) + 4 * 30

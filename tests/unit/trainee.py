@@ -17,6 +17,8 @@ D, V, G, H, LAYERS, EOS = 32, 96, 1, 16, 3, 1
 class TinyCache:
     """Tokens, and K and V laid out as the engine lays them out: keys in blocks of 16 positions."""
 
+    rollback_floor = 0
+
     def __init__(self, capacity):
         self.capacity = capacity
         self.tokens = []

@@ -32,6 +32,17 @@ def first_position(window: int, floor: int) -> int:
     return max(0, floor + 1 - window) if window and floor else 0
 
 
+def keep(cache: KvCache, length: int) -> int:
+    """Roll back to a length, or to none where sliding windows have overwritten what it needs.
+
+    Returns:
+        The length kept.
+    """
+    kept = length if length >= cache.rollback_floor else 0
+    cache.rollback(kept)
+    return kept
+
+
 def read_cells(cache: KvCache, layer: int, window: int) -> Cells:
     """Copy what a layer with this window holds below the cache's length."""
     first = first_position(window, cache.rollback_floor)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from drafthead import _native
 from drafthead._native import KvCache
+from drafthead.backbone.cells import keep
 from drafthead.backbone.registry import backbone_name
 from drafthead.errors import CapacityError, NumericsError, RequestError
 from drafthead.gguf.file import GgufFile
@@ -239,9 +240,7 @@ class Backbone:
             tokens = np.zeros(0, np.int32)
         elif (tokens < 0).any():
             for segment, count in zip(segments, counts, strict=True):
-                before = segment.cache.length - count
-                reachable = before >= segment.cache.rollback_floor
-                segment.cache.rollback(before if reachable else 0)
+                keep(segment.cache, segment.cache.length - count)
             raise NumericsError(
                 f"{self.path}: row {int(np.argmax(tokens < 0))} of a pass has no finite logit; the "
                 "weights hold values that the model cannot have been trained with."

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from drafthead.backbone.cells import keep
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.errors import TrainingError
 from drafthead.training.answers import Answer, write_atomic
@@ -361,8 +362,7 @@ class FeatureStore:
         rows = kept_rows(answer)
         tokens = [*answer.prompt_tokens, *answer.answer][:rows]
         # What the last sequence began with too (a system text) is in the cache with the same bits.
-        known = common_prefix(cached, answer.prompt_tokens[:-1])
-        cache.rollback(known)
+        known = keep(cache, common_prefix(cached, answer.prompt_tokens[:-1]))
         taps = self._files.taps
         chunks = [tokens[start : start + CHUNK_ROWS] for start in range(known, rows, CHUNK_ROWS)]
         states = [

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drafthead.backbone.cells import keep
 from drafthead.backbone.handle import Backbone, KvCache, Segment, Want
 from drafthead.decoding.constraints import EndRule, FinishReason
 from drafthead.errors import TrainingError
@@ -28,6 +30,7 @@ from drafthead.training.sampling import Dice, is_sampled
 from drafthead.training.tally import tally
 
 PREFILL_ROWS = 256  # prompt rows a pass may carry beside the running answers
+LOOK_AHEAD = 64  # waiting prompts among which a slot looks for the task that it did last
 FINISHES: tuple[FinishReason, ...] = ("stop", "length", "looped")
 
 
@@ -72,14 +75,24 @@ class _Slot:
     def __init__(self, cache: KvCache) -> None:
         self.cache = cache
         self.prompt_tokens: list[int] = []
+        self.task: str | None = None  # of the last prompt
+
+    def take(self, waiting: deque[PromptRow]) -> PromptRow:
+        """The first waiting prompt, or a near one of the last one's task: they may begin alike."""
+        for place, prompt in enumerate(islice(waiting, LOOK_AHEAD)):
+            if prompt.task == self.task:
+                del waiting[place]
+                return prompt
+        return waiting.popleft()
 
     def start(self, prompt: PromptRow, tokens: list[int], end: EndRule, dice: Dice | None) -> None:
         """Begin another prompt; what it shares with the last one (a system text) stays cached.
 
         dice: for a sampled answer.
         """
-        self.cache.rollback(common_prefix(self.prompt_tokens, tokens[:-1]))
+        keep(self.cache, common_prefix(self.prompt_tokens, tokens[:-1]))
         self.prompt, self.prompt_tokens, self.end, self.dice = prompt, tokens, end, dice
+        self.task = prompt.task
         self.answer: list[int] = []
         self.states_AD: list[NDArray[np.float32]] = []
 
@@ -155,13 +168,14 @@ class Regenerator:
     def step(self, waiting: deque[PromptRow]) -> list[Answer]:
         """Let prompts into free slots, run one pass, and return the answers that it completed."""
         while waiting and self._free:
-            prompt = waiting.popleft()
+            slot = self._free[-1]
+            prompt = slot.take(waiting)
             tokens = self.tokens(prompt)
             if not tokens:
                 self.counts.skipped += 1
                 self.counts.left[prompt.task] -= 1
                 continue
-            slot = self._free.pop()
+            self._free.pop()
             end = EndRule(self._settings.max_tokens, self._eos_ids, not self._settings.keep_loops)
             slot.start(prompt, tokens, end, self._dice(prompt))
             self._busy.append(slot)
