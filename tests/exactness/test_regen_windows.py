@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import windowed
-
 from drafthead.backbone.handle import Segment
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.training.regen import Regenerator, RegenSettings
