@@ -193,9 +193,8 @@ class Command:
             return {}
         from drafthead.training.host_check import compare_with_engine
 
-        kv_layers = self.recipe.head.kv_layers
         found = compare_with_engine(
-            self.session.backbone, features, inputs.answers, kv_layers,
+            self.session.backbone, features, inputs.answers, self.recipe.head.read_layers,
             inputs.vocabulary.token_ids, self.folder,
         )  # fmt: skip
         self.console.print(found.text(), soft_wrap=True)
