@@ -116,9 +116,7 @@ class Command:
             return {"prompts": self.recipe.answers.prompts}
         from drafthead.training.inputs import read_inputs
 
-        backbone = self.session.backbone
-        eos_ids = self.session.tokenizer.eos_ids
-        inputs = read_inputs(self.recipe, self.answers, backbone, eos_ids)
+        inputs = read_inputs(self.recipe, self.answers, self.session)
         features = self._store(inputs)
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))
