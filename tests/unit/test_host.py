@@ -5,21 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from io import StringIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from drafthead.backbone.handle import Backbone
+from drafthead.cli.train import Command
 from drafthead.errors import TrainingError
 from drafthead.gguf.model import ModelSpec
 from drafthead.training import features as features_module
 from drafthead.training.answers import Answer
+from drafthead.training.data import DraftVocabulary
 from drafthead.training.features import FeatureStore, kept_rows
 from drafthead.training.host import TorchFeatures, TorchHost
 from drafthead.training.host_check import COMPARISON, Nearness, compare_with_engine
+from drafthead.training.inputs import Inputs
 from drafthead.training.library import folder_model
+from drafthead.training.parallel import ALONE
+from drafthead.training.pipeline import feature_store
+from drafthead.training.recipe import parse_recipe
 from tests import hf
 
 # Families by layers that see every position; Mistral has none.
@@ -192,6 +201,27 @@ def test_the_comparison_says_how_far_the_host_is(qwen, tmp_path):
     assert found.same_choice < 1 and "the same likeliest token" in found.text()
 
 
+@pytest.mark.parametrize("kv_layers", [[-1], [-1, 1]])
+def test_a_head_is_compared_in_what_it_reads(qwen, tmp_path, kv_layers):
+    """A layer without attention has no keys and values; the states are compared all the same."""
+    command = Command.__new__(Command)
+    table = {"name": "h", "backbone": "b", "kv_layers": kv_layers, "d_ff": 64, "draft_vocab": 64}
+    command.recipe = parse_recipe(
+        "[head]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items())
+        + "[train]\nsteps = 1\n"
+    )  # fmt: skip
+    command.source, command.workers, command.folder = TorchFeatures(qwen), ALONE, tmp_path
+    command.session, command.console = SimpleNamespace(backbone=qwen), Console(file=StringIO())
+    inputs = Inputs(ANSWERS, [], DraftVocabulary(np.arange(64), VOCAB), "digest")
+    features = feature_store(command.recipe, qwen, inputs, tmp_path / "f", command.source)
+    features.build()
+    found = command._compare(features, inputs)["host"]
+    assert found["states"]["cosine"] > 0.99
+    for part in ("keys", "values"):
+        assert (found[part] is None) == (kv_layers == [-1])
+    assert ("keys" in command.console.file.getvalue()) == (kv_layers != [-1])
+
+
 def test_nearness_is_that_of_the_farthest_row():
     expected = np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]], np.float32)
     found = np.array([[3.0, 4.0], [2.0, 0.0], [0.0, 0.0]], np.float32)
@@ -200,8 +230,6 @@ def test_nearness_is_that_of_the_farthest_row():
 
 
 def test_the_flags_of_the_host_need_it(monkeypatch):
-    from drafthead.cli.train import Command
-
     command = Command.__new__(Command)
     for flags in ({"device": "cpu", "weights": None}, {"device": None, "weights": "folder"}):
         command.args = argparse.Namespace(host="engine", **flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from drafthead.training.head_shape import head_config
 from drafthead.training.inputs import read_inputs
 from drafthead.training.pipeline import RUN, check_run
 from drafthead.training.recipe import parse_recipe
+from tests import fakes
 
 RECIPE = parse_recipe("""
 [head]
@@ -48,8 +50,32 @@ def write_answers(folder, backbone, seed=0):
     return folder
 
 
-def inputs_of(folder, backbone):
-    return read_inputs(RECIPE, folder, backbone, frozenset({1}))
+def session_of(backbone, chat=True):
+    """A session of a chat model, or of a base model, that knows the marks of few-shot prompts."""
+    return SimpleNamespace(
+        backbone=backbone, template=SimpleNamespace(exists=chat),
+        tokenizer=MarkTokenizer(eos_ids=(1,), vocab_size=backbone.spec.vocab_size),
+    )  # fmt: skip
+
+
+def inputs_of(folder, backbone, chat=True):
+    return read_inputs(RECIPE, folder, session_of(backbone, chat))
+
+
+class MarkTokenizer(fakes.ByteTokenizer):
+    """Says the heading's mark and blank lines with tokens of groups that answers seldom hold."""
+
+    def token_bytes(self, token_id, first=False):
+        return {18: b"###", 40: b"!\n\n\n"}.get(token_id) or super().token_bytes(token_id, first)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_the_draft_vocabulary_holds_every_end_of_an_answer(backbone, tmp_path, chat):
+    """A base model ends its answer where it begins the next example, though it seldom did."""
+    vocabulary = inputs_of(write_answers(tmp_path, backbone), backbone, chat).vocabulary
+    groups = set((vocabulary.token_ids // 16).tolist())
+    assert 1 // 16 in groups
+    assert ({18 // 16, 40 // 16} <= groups) == (not chat)
 
 
 def test_the_same_answers_give_the_same_draft_vocabulary_in_any_order(backbone, tmp_path):

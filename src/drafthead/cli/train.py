@@ -116,9 +116,7 @@ class Command:
             return {"prompts": self.recipe.answers.prompts}
         from drafthead.training.inputs import read_inputs
 
-        backbone = self.session.backbone
-        eos_ids = self.session.tokenizer.eos_ids
-        inputs = read_inputs(self.recipe, self.answers, backbone, eos_ids)
+        inputs = read_inputs(self.recipe, self.answers, self.session)
         features = self._store(inputs)
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))
@@ -193,9 +191,8 @@ class Command:
             return {}
         from drafthead.training.host_check import compare_with_engine
 
-        kv_layers = self.recipe.head.kv_layers
         found = compare_with_engine(
-            self.session.backbone, features, inputs.answers, kv_layers,
+            self.session.backbone, features, inputs.answers, self.recipe.head.read_layers,
             inputs.vocabulary.token_ids, self.folder,
         )  # fmt: skip
         self.console.print(found.text(), soft_wrap=True)

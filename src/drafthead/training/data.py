@@ -113,7 +113,7 @@ PROMPT_WEIGHT = 0.05  # a prompt token counts as this share of an answer token
 
 
 def select_vocabulary(
-    answers: Iterable[Answer], eos_ids: Iterable[int], vocab_size: int, size: int,
+    answers: Iterable[Answer], end_ids: Iterable[int], vocab_size: int, size: int,
     kind: str = "frequency",
 ) -> DraftVocabulary:  # fmt: skip
     """Keep the groups of 16 ids whose tokens the backbone says most often; or the first `size` ids.
@@ -136,7 +136,7 @@ def select_vocabulary(
     for answer in answers:
         np.add.at(weights, np.array(answer.answer, dtype=np.int64), 1.0)
         np.add.at(weights, np.array(answer.prompt_tokens, dtype=np.int64), PROMPT_WEIGHT)
-    for token in eos_ids:
+    for token in end_ids:
         weights[token] = np.inf
     ranked = weights[: groups * GROUP].reshape(groups, GROUP).sum(axis=1)
     chosen = np.sort(np.argsort(-ranked, kind="stable")[: size // GROUP])

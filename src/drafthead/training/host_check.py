@@ -54,14 +54,15 @@ class Nearness:
 class Comparison:
     """A host beside the engine on some answers.
 
-    same_choice: share of anchors whose likeliest token of the draft vocabulary is the same.
+    keys, values: None where the head reads no layer.  same_choice: share of anchors whose likeliest
+    token of the draft vocabulary is the same.
     """
 
     answers: int
     anchors: int
     states: Nearness
-    keys: Nearness
-    values: Nearness
+    keys: Nearness | None
+    values: Nearness | None
     same_choice: float
 
     def content(self) -> dict[str, object]:
@@ -70,10 +71,11 @@ class Comparison:
 
     def text(self) -> str:
         """For people."""
+        parts = {"states": self.states, "keys": self.keys, "values": self.values}
+        distances = [f"{name} {near.text()}" for name, near in parts.items() if near is not None]
         return (
-            f"The host beside the engine on {self.answers} answers, {self.anchors} anchors: states "
-            f"{self.states.text()}; keys {self.keys.text()}; values {self.values.text()}; the same "
-            f"likeliest token at {self.same_choice:.1%} of anchors"
+            f"The host beside the engine on {self.answers} answers, {self.anchors} anchors: "
+            f"{'; '.join(distances)}; the same likeliest token at {self.same_choice:.1%} of anchors"
         )
 
 
@@ -91,7 +93,7 @@ def compare_with_engine(
         backbone: the engine's.
         features: built by another host, of `answers`.
         answers: those of `features`, in its order; some, spread over all, are compared.
-        kv_layers: whose K and V are compared.
+        kv_layers: backbone layers whose K and V are compared; may be empty.
         token_ids: the draft vocabulary.
         run: folder that host.json is written to.
     """
@@ -110,7 +112,10 @@ def compare_with_engine(
     rows_VD = backbone.native.output_rows(token_ids.astype(np.int32))
     choices, wanted_choices = ((part @ rows_VD.T).argmax(axis=1) for part in (states, wanted))
     keys, values = (
-        Nearness.of(_by_head(kv[:, :, part]), _by_head(wanted_kv[:, :, part])) for part in (0, 1)
+        Nearness.of(_by_head(kv[:, :, part]), _by_head(wanted_kv[:, :, part]))
+        if len(kv_layers)
+        else None
+        for part in (0, 1)
     )
     comparison = Comparison(
         len(places), len(states), Nearness.of(states, wanted), keys, values,

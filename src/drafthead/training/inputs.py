@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
+from drafthead.evaluation.prompts import end_ids
+from drafthead.session import Session
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import DraftVocabulary, data_digest, select_vocabulary, split
 from drafthead.training.recipe import Recipe
@@ -29,15 +30,13 @@ class Inputs:
         return [*self.train, *self.heldout]
 
 
-def read_inputs(
-    recipe: Recipe, folder: Path, backbone: Backbone, eos_ids: frozenset[int]
-) -> Inputs:
-    """Read the answers of a folder and choose the draft vocabulary.
+def read_inputs(recipe: Recipe, folder: Path, session: Session) -> Inputs:
+    """Read the answers of a folder by the session's backbone and choose the draft vocabulary.
 
     Raises:
         TrainingError: no answers, or answers of another backbone.
     """
-    store = AnswerStore(folder)
+    store, backbone = AnswerStore(folder), session.backbone
     manifest = store.manifest()
     if manifest is None:
         raise TrainingError(f"{folder} holds no answers; make some with `drafthead regen`.")
@@ -55,6 +54,7 @@ def read_inputs(
     if not train:
         raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
     vocabulary = select_vocabulary(
-        train, eos_ids, backbone.spec.vocab_size, recipe.head.draft_vocab, recipe.head.vocabulary
-    )
+        train, end_ids(session), backbone.spec.vocab_size, recipe.head.draft_vocab,
+        recipe.head.vocabulary,
+    )  # fmt: skip
     return Inputs(train, heldout, vocabulary, data_digest(answers))
