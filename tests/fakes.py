@@ -15,8 +15,9 @@ import numpy as np
 
 from drafthead.backbone.handle import Pass
 from drafthead.drafters.base import NoDrafter
+from drafthead.drafting import DrafterState
 from drafthead.errors import NumericsError
-from drafthead.session import DrafterState, Session
+from drafthead.session import Session
 from drafthead.text.template import Part
 from drafthead.types import Draft
 

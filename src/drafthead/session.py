@@ -14,29 +14,17 @@ from drafthead.decoding.constraints import FinishReason, token_limit
 from drafthead.decoding.loop import Request, decode
 from drafthead.decoding.prefix import PrefixCache
 from drafthead.drafters.base import Drafter, NoDrafter
-from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
-from drafthead.errors import HeadError, RequestError
+from drafthead.drafting import PLAIN_WANTED, Asked, DrafterMaker, DrafterState, Made, check_name
+from drafthead.errors import RequestError
 from drafthead.heads.package import HeadPackage
-from drafthead.heads.store import find_head
 from drafthead.text.decoder import StreamDecoder
 from drafthead.text.template import ChatTemplate, encode_chat
 from drafthead.text.tokenizer import Tokenizer
 from drafthead.types import DecodeStats, TokenEvent
 
-DRAFTERS = ("mtp", "none")
 SMALLEST_CACHE = 1024
-PLAIN_WANTED = "plain decoding was asked for"
 
 Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class DrafterState:
-    """Which drafter was asked for, whether it drafts, and why not where it does not."""
-
-    name: str
-    active: bool
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +97,7 @@ class Session:
         drafter: DrafterState,
         head: HeadPackage | None = None,
         context: int | None = None,
+        maker: DrafterMaker | None = None,
     ) -> None:
         self.backbone = backbone
         self.tokenizer = tokenizer
@@ -117,15 +106,30 @@ class Session:
         self.drafter = drafter
         self.context = min(context or backbone.spec.context_length, backbone.spec.context_length)
         self.drafting = drafting
+        self.maker = maker or DrafterMaker(backbone)
         self.held = PrefixCache()
 
     def using(self, drafting: Drafter) -> Session:
         """A session with another drafter on the same backbone and the same cache."""
         plain = isinstance(drafting, NoDrafter)
         state = DrafterState(drafting.name, not plain, PLAIN_WANTED if plain else None)
+        return self._sharing(Made(drafting, state, self.head))
+
+    def with_drafter(self, name: str) -> Session:
+        """A session with the drafter of this name, on the same backbone and the same cache.
+
+        Raises:
+            RequestError: there is no such drafter.
+            HeadError: it needs a head, and one that was named by its path cannot be used.
+        """
+        return self._sharing(self.maker.make(name))
+
+    def _sharing(self, made: Made) -> Session:
+        drafting, state, head = made
         other = Session(
-            self.backbone, self.tokenizer, self.template, drafting, state, self.head, self.context
-        )
+            self.backbone, self.tokenizer, self.template, drafting, state, head, self.context,
+            self.maker,
+        )  # fmt: skip
         other.held = self.held
         return other
 
@@ -299,45 +303,14 @@ def load(
     for name, value in (("threads", threads), ("max_draft", max_draft), ("context", context)):
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, got {value}.")
-    if drafter not in DRAFTERS:
-        raise RequestError(f"There is no drafter {drafter!r}; choose from {', '.join(DRAFTERS)}.")
+    check_name(drafter)
     path = resolve(backbone)
     opened = Backbone.open(path, threads, kv)
     tokenizer = Tokenizer.from_gguf(opened.gguf)
     template = ChatTemplate.from_gguf(opened.gguf, tokenizer)
-    package, reason = choose_head(opened, head, wanted=drafter == "mtp")
-    drafting: Drafter = NoDrafter()
-    if package is not None:
-        drafting = MtpDrafter(
-            package.build(opened), max_draft or MAX_DRAFT_TOKENS, package.config.min_confidence
-        )
-    state = DrafterState(drafter, package is not None, reason)
-    return Session(opened, tokenizer, template, drafting, state, package, context)
-
-
-def choose_head(
-    backbone: Backbone, head: str | os.PathLike[str], wanted: bool
-) -> tuple[HeadPackage | None, str | None]:
-    """The head to draft with, or None and the reason.
-
-    Raises:
-        HeadError: a head was named by its path and cannot be used.
-    """
-    if not wanted:
-        return None, PLAIN_WANTED
-    if head == "none":
-        return None, "no head was asked for"
-    if head != "auto":
-        package = HeadPackage.load(Path(head))
-        package.check_target(backbone)
-        return package, None
-    found = find_head(backbone)
-    if found is None:
-        return None, f"no head for {backbone.name} comes with this version"
-    try:
-        return HeadPackage.load(found), None
-    except HeadError as error:
-        return None, str(error)
+    maker = DrafterMaker(opened, Asked(head, max_draft))
+    drafting, state, package = maker.make(drafter)
+    return Session(opened, tokenizer, template, drafting, state, package, context, maker)
 
 
 def finish(stream: Stream) -> Result:

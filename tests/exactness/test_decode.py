@@ -205,7 +205,7 @@ def test_a_head_of_another_backbone_is_refused_by_name_and_passed_over_by_auto(
     (folder / "config.json").write_text(config.replace(session.backbone.fingerprint, "0" * 64))
     with pytest.raises(HeadError, match="fingerprint"):
         load(backbone_path, head=folder)
-    monkeypatch.setattr("drafthead.session.find_head", lambda backbone: None)
+    monkeypatch.setattr("drafthead.drafting.find_head", lambda backbone: None)
     plain = load(backbone_path)
     assert not plain.drafter.active
     assert "no head" in plain.drafter.reason

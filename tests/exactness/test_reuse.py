@@ -19,9 +19,10 @@ from drafthead.backbone.handle import Backbone, Segment
 from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafting import DrafterState
 from drafthead.errors import CapacityError, FileError, RequestError
 from drafthead.heads.package import HeadPackage
-from drafthead.session import DrafterState, Session
+from drafthead.session import Session
 from tests import fakes
 from tests.random_head import write_random_head
 from tests.windowed import build, random_weights, with_window

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from drafthead.backbone.handle import Backbone
+from drafthead.drafting import choose_head
 from drafthead.errors import HeadError
 from drafthead.heads.package import HeadPackage
 from drafthead.heads.store import find_head
-from drafthead.session import choose_head
 from tests.random_head import write_random_head
 from tests.unit import gguf_bytes as made
 
@@ -42,7 +42,7 @@ def test_a_head_of_another_tokenizer_is_refused_with_the_field_named(tmp_path, o
     package.build(first)
     second = backbone(tmp_path, **OTHERS[other])
     assert second.fingerprint == first.fingerprint
-    for use in (package.build, lambda b: choose_head(b, folder, wanted=True)):
+    for use in (package.build, lambda b: choose_head(b, folder)):
         with pytest.raises(HeadError, match="tokenizer_fingerprint is that of"):
             use(second)
     assert find_head(first, folder.parent) == folder

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from drafthead.evaluation.prompts import PromptRow
     from drafthead.session import Session
 
-ARMS = ("plain", "mtp")
+DEFAULT_ARMS = ("plain", "mtp")
 BUILT_IN_PROMPTS = 20
 
 
@@ -75,11 +75,14 @@ def run(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse unknown arms and peers, a peer that is not installed, a report without a place."""
-    wanted = ARMS if args.drafters is None else args.drafters
-    unknown = [name for name in wanted if name not in ARMS]
+    from drafthead.drafting import DRAFTERS
+
+    arms = ("plain", *(name for name in DRAFTERS if name != "none"))
+    wanted = DEFAULT_ARMS if args.drafters is None else args.drafters
+    unknown = [name for name in wanted if name not in arms]
     if unknown or not wanted:
         which = f"There is no arm {', '.join(unknown)}" if unknown else "No arm was named"
-        raise RequestError(f"{which}; the arms are {', '.join(ARMS)}.")
+        raise RequestError(f"{which}; the arms are {', '.join(arms)}.")
     if args.peers:
         from drafthead.evaluation.peers import PEERS, llama_cpp
 
@@ -109,25 +112,36 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     """A session for each arm, all on one backbone.
 
     Raises:
-        RequestError: the arm mtp was asked for and no head can be used.
+        RequestError: an arm was asked for that cannot draft, for want of a head or a model.
     """
-    from drafthead.drafters.base import NoDrafter
     from drafthead.session import load
 
     session = load(
-        args.backbone, args.head, threads=args.threads, kv=args.kv, max_draft=args.max_draft
+        args.backbone, args.head, "none", threads=args.threads, kv=args.kv, max_draft=args.max_draft
     )
-    wanted = args.drafters or ARMS
-    if args.drafters is None and args.head == "auto" and not session.drafter.active:
-        wanted = ("plain",)
-        output.warn(f"Measuring plain decoding alone: {session.drafter.reason}.")
-    if "mtp" in wanted and not session.drafter.active:
-        raise RequestError(
-            f"The arm mtp needs a head: {session.drafter.reason}; give one with --head, or measure "
+    arms = {
+        name: session.with_drafter("none" if name == "plain" else name)
+        for name in args.drafters or DEFAULT_ARMS
+    }
+    idle = {name: arm for name, arm in arms.items() if name != "plain" and not arm.drafter.active}
+    if idle and args.drafters is None and args.head == "auto":
+        output.warn(f"Measuring plain decoding alone: {arms['mtp'].drafter.reason}.")
+        return {"plain": arms["plain"]}
+    for name, arm in idle.items():
+        raise RequestError(idle_sentence(name, arm))
+    return arms
+
+
+def idle_sentence(name: str, arm: Session) -> str:
+    """Why an arm cannot be measured, and what to do."""
+    from drafthead.drafting import NEED_HEAD
+
+    if name in NEED_HEAD:
+        return (
+            f"The arm {name} needs a head: {arm.drafter.reason}; give one with --head, or measure "
             "--drafters plain."
         )
-    made = {"plain": session.using(NoDrafter()), "mtp": session}
-    return {name: made[name] for name in wanted}
+    return f"The arm {name} cannot draft: {arm.drafter.reason}."
 
 
 def open_peers(args: argparse.Namespace, session: Session, rows: list[PromptRow]) -> list[LlamaCpp]:

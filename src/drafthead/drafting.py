@@ -1,0 +1,124 @@
+"""From a drafter's name to one that works on a backbone, or the reason why it does not.
+
+A drafter is added here and nowhere else: its name in DRAFTERS, what it needs of the user in Asked,
+and how it is made in DrafterMaker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from drafthead._native import MtpHead
+from drafthead.backbone.handle import Backbone
+from drafthead.drafters.base import Drafter, NoDrafter
+from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
+from drafthead.errors import HeadError, RequestError
+from drafthead.heads.package import HeadPackage
+from drafthead.heads.store import find_head
+
+DRAFTERS = ("mtp", "none")
+NEED_HEAD = ("mtp",)
+PLAIN_WANTED = "plain decoding was asked for"
+
+
+@dataclass(frozen=True)
+class DrafterState:
+    """Which drafter was asked for, whether it drafts, and why not where it does not."""
+
+    name: str
+    active: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user may ask for beside a drafter's name.
+
+    head: "auto" takes the shipped head of the backbone, "none" takes none, a path is the folder of
+    a head package.  max_draft: longest draft, the drafter's own where None.
+    """
+
+    head: str | os.PathLike[str] = "auto"
+    max_draft: int | None = None
+
+
+class Made(NamedTuple):
+    """A drafter, its state, and the head package that it drafts with, if any."""
+
+    drafting: Drafter
+    state: DrafterState
+    head: HeadPackage | None
+
+
+class DrafterMaker:
+    """Makes the drafters of one backbone by name; what several of them need is loaded once."""
+
+    def __init__(self, backbone: Backbone, asked: Asked | None = None) -> None:
+        """asked: the defaults where None."""
+        self.backbone = backbone
+        self.asked = asked or Asked()
+
+    def make(self, name: str) -> Made:
+        """The drafter of this name, or one that never drafts and a state that says why.
+
+        Raises:
+            RequestError: there is no such drafter.
+            HeadError: a head was named by its path and cannot be used.
+        """
+        makers: dict[str, Callable[[], Drafter | str]] = {"mtp": self._mtp, "none": self._none}
+        made = makers[check_name(name)]()
+        if isinstance(made, str):
+            return Made(NoDrafter(), DrafterState(name, False, made), None)
+        package = self._head[0] if name in NEED_HEAD and not isinstance(self._head, str) else None
+        return Made(made, DrafterState(name, True), package)
+
+    def _none(self) -> str:
+        return PLAIN_WANTED
+
+    def _mtp(self) -> MtpDrafter | str:
+        if isinstance(self._head, str):
+            return self._head
+        package, head = self._head
+        longest = self.asked.max_draft or MAX_DRAFT_TOKENS
+        return MtpDrafter(head, longest, package.config.min_confidence)
+
+    @cached_property
+    def _head(self) -> tuple[HeadPackage, MtpHead] | str:
+        """The head and its package, or why there is none."""
+        package, reason = choose_head(self.backbone, self.asked.head)
+        return str(reason) if package is None else (package, package.build(self.backbone))
+
+
+def check_name(name: str) -> str:
+    """The name itself; RequestError where no drafter has it."""
+    if name not in DRAFTERS:
+        raise RequestError(f"There is no drafter {name!r}; choose from {', '.join(DRAFTERS)}.")
+    return name
+
+
+def choose_head(
+    backbone: Backbone, head: str | os.PathLike[str]
+) -> tuple[HeadPackage | None, str | None]:
+    """The head to draft with, or None and the reason.
+
+    Raises:
+        HeadError: a head was named by its path and cannot be used.
+    """
+    if head == "none":
+        return None, "no head was asked for"
+    if head != "auto":
+        package = HeadPackage.load(Path(head))
+        package.check_target(backbone)
+        return package, None
+    found = find_head(backbone)
+    if found is None:
+        return None, f"no head for {backbone.name} comes with this version"
+    try:
+        return HeadPackage.load(found), None
+    except HeadError as error:
+        return None, str(error)
