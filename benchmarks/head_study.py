@@ -60,7 +60,7 @@ def train_one(recipe_text: str, args: argparse.Namespace, folder: Path) -> dict[
 
     recipe = parse_recipe(recipe_text)
     session = load(recipe.head.backbone, head="none", drafter="none", threads=args.threads)
-    inputs = read_inputs(recipe, args.answers, session.backbone, session.tokenizer.eos_ids)
+    inputs = read_inputs(recipe, args.answers, session)
     # Features without taps would be begun anew for a head with taps.
     where = args.work / "features-taps" if recipe.head.taps else args.features
     features = pipeline.feature_store(recipe, session.backbone, inputs, where)
