@@ -6,23 +6,31 @@ token, which token is which label, the places of the draft vocabulary, the names
 
 from __future__ import annotations
 
+import copy
+import hashlib
+
 import pytest
 import torch
 
 from drafthead.backbone.handle import Backbone
 from drafthead.decoding.loop import Request, decode
+from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.heads.config import HeadConfig, TargetId
-from drafthead.heads.package import HeadPackage
+from drafthead.heads.package import WEIGHTS
+from drafthead.session import DrafterState, Session
+from drafthead.training import pipeline, selection
 from drafthead.training.batching import BatchMaker
-from drafthead.training.data import anchor_count, select_vocabulary
+from drafthead.training.data import DraftVocabulary, anchor_count, select_vocabulary
 from drafthead.training.export import export
 from drafthead.training.features import FeatureStore
+from drafthead.training.inputs import Inputs
 from drafthead.training.losses import Teacher, target_rows
 from drafthead.training.modules import FrozenMtpHead
-from drafthead.training.recipe import TrainRecipe
+from drafthead.training.recipe import TrainRecipe, parse_recipe
 from drafthead.training.regen import Regenerator, RegenSettings
+from drafthead.training.start_head import StartHead
 from drafthead.training.trainer import Trainer
 from tests import fakes
 from tests.tiny import TinySpec, random_weights, write_tiny_llama
@@ -89,8 +97,8 @@ def maker(backbone, answers, words, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def head(backbone, answers, words, maker, tmp_path_factory):
-    """Trained on three answers until it knows them, exported and loaded."""
+def package(backbone, answers, words, maker, tmp_path_factory):
+    """A head trained on three answers until it knows them."""
     counts = [anchor_count(len(row.prompt_tokens), len(row.answer)) for row in answers]
     recipe = TrainRecipe(
         steps=50, unroll=STEPS, step_decay=1.0, batch_anchors=512, lr=1e-2, precision="f32"
@@ -101,12 +109,11 @@ def head(backbone, answers, words, maker, tmp_path_factory):
     trainer = Trainer(FrozenMtpHead(config), recipe, maker, counts, folder)
     trainer.run()
     weights = {name: value.numpy() for name, value in trainer.head.state_dict().items()}
-    export(folder / "head", config, weights, words.token_ids)
-    return HeadPackage.load(folder / "head").build(backbone)
+    return export(folder / "head", config, weights, words.token_ids)
 
 
-def test_a_head_that_knows_its_answers_by_heart_is_accepted(backbone, answers, head):
-    drafter = MtpDrafter(head, STEPS, min_confidence=0.0)
+def test_a_head_that_knows_its_answers_by_heart_is_accepted(backbone, answers, package):
+    drafter = MtpDrafter(package.build(backbone), STEPS, min_confidence=0.0)
     drafted = accepted = 0
     for row in answers:
         request = Request(row.prompt_tokens, len(row.answer), fakes.Letters())
@@ -117,6 +124,71 @@ def test_a_head_that_knows_its_answers_by_heart_is_accepted(backbone, answers, h
         accepted += request.stats.accepted
     assert drafted > 60
     assert accepted > 0.95 * drafted
+
+
+AGAIN = """
+[head]
+name = "again"
+backbone = "b"
+kv_layers = [1, 0]
+d_ff = 128
+draft_vocab = {words}
+prompt_tokens = false
+[train]
+steps = 2
+lr = {lr}
+precision = "f32"
+evaluate_every = 1
+[measure]
+max_tokens = 40
+"""
+
+
+@pytest.fixture
+def go_on(backbone, answers, words, package, monkeypatch, tmp_path):
+    """Trains on from the head that knows its answers, two steps at a rate."""
+    session = Session(
+        backbone, fakes.ByteTokenizer((), backbone.spec.vocab_size), fakes.PlainTemplate(),
+        NoDrafter(), DrafterState("none", False, "plain"),
+    )  # fmt: skip
+    costs = {"rows_ms": {str(rows): 10.0 for rows in range(1, 5)}, "draft_step_ms": 1.0}
+    monkeypatch.setattr(selection, "measure_cost", lambda *_how: costs)
+
+    def train(lr):
+        recipe = parse_recipe(AGAIN.format(words=len(words), lr=lr))
+        start = StartHead.open(str(package.path), recipe, backbone)
+        kept = DraftVocabulary(start.token_ids, backbone.spec.vocab_size)
+        inputs = Inputs(answers, answers, kept, "digest", start)
+        store = pipeline.feature_store(recipe, backbone, inputs, tmp_path / "f")
+        store.build()
+        reports = []
+        outcome = pipeline.train(
+            recipe, session, inputs, store, tmp_path / "run", tmp_path / "again",
+            lambda report: reports.append(copy.deepcopy(report)),
+        )  # fmt: skip
+        return outcome, reports
+
+    return train
+
+
+def test_a_training_goes_on_where_the_head_ended(go_on, package):
+    """Judged before its first step, it accepts what it accepted; then it learns at a small rate."""
+    outcome, reports = go_on(1e-5)
+    assert reports[0].progress.step == 0 and reports[0].loss is None and reports[0].tau > 3
+    assert [report.progress.step for report in reports] == [0, 1, 2]
+    assert min(report.tau for report in reports) > 3
+    assert (outcome.package.tensors["draft_token_ids"] == package.tensors["draft_token_ids"]).all()
+
+
+def test_a_head_that_training_spoils_comes_out_as_it_went_in(go_on, package):
+    """The same int8 and so the same drafts: what no step moved loses nothing by the way."""
+    outcome, reports = go_on(1.0)
+    assert reports[-1].tau < 2 < reports[0].tau
+    kept = outcome.package
+    assert kept.config.training["kept"]["step"] == 0
+    assert (kept.path / WEIGHTS).read_bytes() == (package.path / WEIGHTS).read_bytes()
+    digest = hashlib.sha256((package.path / WEIGHTS).read_bytes()).hexdigest()
+    assert kept.config.training["started_from"]["weights_sha256"] == digest
 
 
 def test_a_soft_targets_first_choice_is_the_answers_token(maker):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drafthead.training.parallel import Workers
     from drafthead.training.recipe import Recipe
     from drafthead.training.regen import RegenCounts
+    from drafthead.training.start_head import StartHead
     from drafthead.training.trainer import Report
 
 
@@ -48,6 +49,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--weights", type=Path, default=None, metavar="FOLDER",
                         help="of --host torch: the model's own safetensors (default: the "
                         "backbone's, dequantised)")  # fmt: skip
+    parser.add_argument("--start-from", default=None, metavar="HEAD",
+                        help="go on from this head, of the recipe's shape: the folder of a "
+                        "package, or the name of a shipped one (default: as the recipe "
+                        "says)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
@@ -60,8 +65,9 @@ def _percent(shares: list[float | None]) -> str:
 
 def show(console: Console, report: Report) -> None:
     """One line of progress."""
+    loss = "-" if report.loss is None else f"{report.loss:.3f}"
     line = (
-        f"{report.share:6.1%}  step {report.progress.step:5d}  loss {report.loss:.3f}  "
+        f"{report.share:6.1%}  step {report.progress.step:5d}  loss {loss}  "
         f"top-1 {_percent(report.accuracy)}  {report.anchors_per_s:.0f} anchors/s"
     )
     if report.tau is not None:
@@ -98,6 +104,13 @@ class Command:
         threads = args.threads or max(1, default_threads() // processes_here())
         self.session: Session = load(self.name, head="none", drafter="none", threads=threads)
         self.source = self._source()
+        self.start = self._start()
+
+    def _start(self) -> StartHead | None:
+        from drafthead.training.start_head import StartHead
+
+        name = self.args.start_from
+        return StartHead.open(name, self.recipe, self.session.backbone) if name else None
 
     def _source(self) -> TorchFeatures | None:
         args = self.args
@@ -116,7 +129,7 @@ class Command:
             return {"prompts": self.recipe.answers.prompts}
         from drafthead.training.inputs import read_inputs
 
-        inputs = read_inputs(self.recipe, self.answers, self.session)
+        inputs = read_inputs(self.recipe, self.answers, self.session, self.start)
         features = self._store(inputs)
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
@@ -42,8 +43,8 @@ def _check_attention(read: Sequence[int], spec: ModelSpec, name: str) -> None:
             )
 
 
-def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfig:
-    """The config of the head that a recipe asks for on a backbone.
+def head_sizes(recipe: Recipe, backbone: Backbone, draft_vocab: int) -> HeadConfig:
+    """The config of the head that a recipe asks for on a backbone, without a record of training.
 
     Raises:
         TrainingError: a layer that the backbone does not have, or sizes that do not fit it.
@@ -70,7 +71,7 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
-        draft_vocab_size=len(inputs.vocabulary),
+        draft_vocab_size=draft_vocab,
         kv_layers=head.kv_layers,
         rms_eps=spec.rms_eps,
         rope_base=spec.ropes[ropes.pop()].base if ropes else spec.rope_base,
@@ -82,8 +83,15 @@ def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfi
         positions=head.positions,
         prompt_tokens=head.prompt_tokens,
         target=target,
+    )
+
+
+def head_config(recipe: Recipe, backbone: Backbone, inputs: Inputs) -> HeadConfig:
+    """The config of the head that is trained on some answers; errors as of `head_sizes`."""
+    return replace(
+        head_sizes(recipe, backbone, len(inputs.vocabulary)),
         training={
-            "recipe": head.name,
+            "recipe": recipe.head.name,
             "recipe_digest": recipe.digest,
             "data_digest": inputs.digest,
             "answers": len(inputs.train),

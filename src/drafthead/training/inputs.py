@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +15,22 @@ from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import DraftVocabulary, data_digest, select_vocabulary, split
 from drafthead.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from drafthead.training.start_head import StartHead
+
 
 @dataclass(frozen=True)
 class Inputs:
-    """The answers of a training, split, with the draft vocabulary that follows from them."""
+    """The answers of a training, split, with the draft vocabulary that follows from them.
+
+    start: the head that the training goes on from, whose vocabulary it is then.
+    """
 
     train: list[Answer]
     heldout: list[Answer]
     vocabulary: DraftVocabulary
     digest: str
+    start: StartHead | None = None
 
     @property
     def answers(self) -> list[Answer]:
@@ -30,8 +38,12 @@ class Inputs:
         return [*self.train, *self.heldout]
 
 
-def read_inputs(recipe: Recipe, folder: Path, session: Session) -> Inputs:
+def read_inputs(
+    recipe: Recipe, folder: Path, session: Session, start: StartHead | None = None
+) -> Inputs:
     """Read the answers of a folder by the session's backbone and choose the draft vocabulary.
+
+    start: the head that the training goes on from; its draft vocabulary is kept as it is.
 
     Raises:
         TrainingError: no answers, or answers of another backbone.
@@ -53,8 +65,11 @@ def read_inputs(recipe: Recipe, folder: Path, session: Session) -> Inputs:
     train, heldout = split(answers, recipe.data.heldout)
     if not train:
         raise TrainingError(f"{folder} holds no answer to train on; run `drafthead regen` first.")
-    vocabulary = select_vocabulary(
-        train, end_ids(session), backbone.spec.vocab_size, recipe.head.draft_vocab,
-        recipe.head.vocabulary,
-    )  # fmt: skip
-    return Inputs(train, heldout, vocabulary, data_digest(answers))
+    size = backbone.spec.vocab_size
+    if start is not None:
+        vocabulary = DraftVocabulary(start.token_ids, size)
+    else:
+        vocabulary = select_vocabulary(
+            train, end_ids(session), size, recipe.head.draft_vocab, recipe.head.vocabulary
+        )
+    return Inputs(train, heldout, vocabulary, data_digest(answers), start)

@@ -49,8 +49,11 @@ def feature_store(
 
 
 def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:
-    """Begin a run folder, or refuse to resume one of another recipe or other data."""
-    wanted = {"recipe_digest": recipe.digest, "data_digest": inputs.digest}
+    """Begin a run folder, or refuse to resume one of another recipe, other data or start."""
+    wanted = {
+        "recipe_digest": recipe.digest, "data_digest": inputs.digest,
+        "start_digest": inputs.start.digest if inputs.start else None,
+    }  # fmt: skip
     path = folder / RUN
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -104,8 +107,10 @@ def train(
     workers: Workers = ALONE,
 ) -> Outcome | None:
     """Train a head to the end of its recipe and export it; None in all processes but the first."""
-    backbone = session.backbone
+    backbone, start = session.backbone, inputs.start
     config = head_config(recipe, backbone, inputs)
+    if start is not None:
+        config = start.going_on(config)
     if workers.first:
         check_run(run, recipe, inputs)
     torch.manual_seed(recipe.train.seed)
@@ -114,7 +119,9 @@ def train(
     makers = _Makers(session, inputs, features, config.prompt_tokens)
     maker = makers(recipe.train.unroll, DTYPES[recipe.train.precision])
     new = workers.first and not (run / CHECKPOINT).is_file()
-    if new and recipe.train.start == "backbone":
+    if new and start is not None:
+        start.load_into(head)
+    elif new and recipe.train.start == "backbone":
         start_from_backbone(head, config.kv_layers, backbone, maker, inputs.train)
     judged = trial_answers(inputs.heldout, recipe.measure)
     judge = None
@@ -124,7 +131,7 @@ def train(
         judge = Judge(session, config, ids, answers, recipe.measure, run)
     counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
     trainer = Trainer(head, recipe.train, maker, counts, run, workers)
-    progress = trainer.run(judge, on_report)
+    progress = trainer.run(judge, on_report, judge_start=start is not None)
     if not workers.first:
         return None
     kept = trainer.keep_best()

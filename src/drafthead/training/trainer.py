@@ -60,13 +60,14 @@ class Progress:
 class Report:
     """What is shown while training. accuracy: teacher-forced, per draft step, since the last one.
 
+    loss: the mean since the last report; None before the first step.
     tau, accept_at, tok_s and speedup are of the held-out prompts decoded in the runtime, and None
     between evaluations.
     """
 
     progress: Progress
     share: float
-    loss: float
+    loss: float | None
     accuracy: list[float | None]
     anchors_per_s: float
     tau: float | None = None
@@ -131,6 +132,7 @@ class Trainer:
         evaluate: Evaluate | None = None,
         on_report: Callable[[Report], None] = lambda _report: None,
         stop_at: int | None = None,
+        judge_start: bool = False,
     ) -> Progress:
         """Train to the end of the recipe, or to step `stop_at`; resumes from the folder.
 
@@ -138,6 +140,7 @@ class Trainer:
             evaluate: decodes held-out prompts with the head; the fastest weights are kept.
             on_report: told how it goes, in the first process alone.
             stop_at: stop early, as if interrupted.
+            judge_start: evaluate before the first step too, so that training never loses.
 
         Raises:
             TrainingError: three steps in a row were not finite, or the checkpoint is of another
@@ -153,6 +156,8 @@ class Trainer:
         curves = Curves(self._folder, self.progress.step)
         recipe = self._recipe
         window = _Window(recipe.unroll)
+        if judge_start and self.progress.step == 0 and evaluate and self._workers.first:
+            on_report(self._report(window, evaluate))
         for indices in self._batches():
             if self.share >= 1.0 or self.progress.step == stop_at:
                 break
@@ -268,8 +273,8 @@ class Trainer:
 
     def _report(self, window: _Window, evaluate: Evaluate | None) -> Report:
         report = Report(
-            self.progress, self.share, window.loss / max(window.steps, 1), window.accuracy(),
-            window.anchors / max(window.seconds, 1e-9),
+            self.progress, self.share, window.loss / window.steps if window.steps else None,
+            window.accuracy(), window.anchors / max(window.seconds, 1e-9),
         )  # fmt: skip
         if evaluate is None:
             return report
