@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import windowed
 from drafthead.backbone.handle import Segment
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.training.regen import Regenerator, RegenSettings
+from tests import windowed
 
 SETTINGS = RegenSettings(max_tokens=40, capacity=640, keep_loops=True)
 
