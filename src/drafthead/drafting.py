@@ -90,8 +90,8 @@ class DrafterMaker:
     @cached_property
     def _head(self) -> tuple[HeadPackage, MtpHead] | str:
         """The head and its package, or why there is none."""
-        package, reason = choose_head(self.backbone, self.asked.head)
-        return str(reason) if package is None else (package, package.build(self.backbone))
+        found = choose_head(self.backbone, self.asked.head)
+        return found if isinstance(found, str) else (found, found.build(self.backbone))
 
 
 def check_name(name: str) -> str:
@@ -101,24 +101,22 @@ def check_name(name: str) -> str:
     return name
 
 
-def choose_head(
-    backbone: Backbone, head: str | os.PathLike[str]
-) -> tuple[HeadPackage | None, str | None]:
-    """The head to draft with, or None and the reason.
+def choose_head(backbone: Backbone, head: str | os.PathLike[str]) -> HeadPackage | str:
+    """The head to draft with, or why there is none.
 
     Raises:
         HeadError: a head was named by its path and cannot be used.
     """
     if head == "none":
-        return None, "no head was asked for"
+        return "no head was asked for"
     if head != "auto":
         package = HeadPackage.load(Path(head))
         package.check_target(backbone)
-        return package, None
+        return package
     found = find_head(backbone)
     if found is None:
-        return None, f"no head for {backbone.name} comes with this version"
+        return f"no head for {backbone.name} comes with this version"
     try:
-        return HeadPackage.load(found), None
+        return HeadPackage.load(found)
     except HeadError as error:
-        return None, str(error)
+        return str(error)

@@ -32,13 +32,14 @@ def first_position(window: int, floor: int) -> int:
     return max(0, floor + 1 - window) if window and floor else 0
 
 
-def keep(cache: KvCache, length: int) -> int:
-    """Roll back to a length, or to none where sliding windows have overwritten what it needs.
+def reachable(cache: KvCache, length: int) -> int:
+    """The length, or 0 where sliding windows have overwritten what a rollback to it needs."""
+    return length if length >= cache.rollback_floor else 0
 
-    Returns:
-        The length kept.
-    """
-    kept = length if length >= cache.rollback_floor else 0
+
+def keep(cache: KvCache, length: int) -> int:
+    """Roll back to a length where it can be reached, else to 0; returns the length kept."""
+    kept = reachable(cache, length)
     cache.rollback(kept)
     return kept
 

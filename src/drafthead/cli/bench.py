@@ -127,8 +127,8 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     if idle and args.drafters is None and args.head == "auto":
         output.warn(f"Measuring plain decoding alone: {arms['mtp'].drafter.reason}.")
         return {"plain": arms["plain"]}
-    for name, arm in idle.items():
-        raise RequestError(idle_sentence(name, arm))
+    if idle:
+        raise RequestError(idle_sentence(*next(iter(idle.items()))))
     return arms
 
 

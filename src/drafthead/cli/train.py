@@ -107,10 +107,11 @@ class Command:
         self.start = self._start()
 
     def _start(self) -> StartHead | None:
+        if self.args.start_from is None:
+            return None
         from drafthead.training.start_head import StartHead
 
-        name = self.args.start_from
-        return StartHead.open(name, self.recipe, self.session.backbone) if name else None
+        return StartHead.open(self.args.start_from, self.recipe, self.session.backbone)
 
     def _source(self) -> TorchFeatures | None:
         args = self.args

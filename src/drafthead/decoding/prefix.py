@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafthead.backbone.cells import copy_cells
+from drafthead.backbone.cells import copy_cells, reachable
 from drafthead.backbone.handle import Backbone, KvCache
 from drafthead.decoding.loop import Request
 
@@ -66,7 +66,7 @@ class PrefixCache:
         most = max(0, min(len(self.tokens), self.cache.length, len(prompt) - 1))
         differ = np.flatnonzero(np.asarray(self.tokens[:most]) != np.asarray(prompt[:most]))
         common = int(differ[0]) if differ.size else most
-        return common if common >= self.cache.rollback_floor else 0
+        return reachable(self.cache, common)
 
     def _grow(self, backbone: Backbone, cells: int, most: int, kept: int) -> None:
         old = self.cache
