@@ -15,14 +15,19 @@ from typing import NamedTuple
 
 from drafthead._native import MtpHead
 from drafthead.backbone.handle import Backbone
+from drafthead.drafters import jacobi, ngram
 from drafthead.drafters.base import Drafter, NoDrafter
+from drafthead.drafters.jacobi import JacobiDrafter
 from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
+from drafthead.drafters.ngram import NgramDrafter
+from drafthead.drafters.ngram_mtp import NgramMtpDrafter
 from drafthead.errors import HeadError, RequestError
 from drafthead.heads.package import HeadPackage
 from drafthead.heads.store import find_head
 
-DRAFTERS = ("mtp", "none")
-NEED_HEAD = ("mtp",)
+DRAFTERS = ("mtp", "none", "ngram", "ngram+mtp", "jacobi")
+NEED_HEAD = ("mtp", "ngram+mtp")
+UNLIKELY = 0.02
 PLAIN_WANTED = "plain decoding was asked for"
 
 
@@ -70,7 +75,13 @@ class DrafterMaker:
             RequestError: there is no such drafter.
             HeadError: a head was named by its path and cannot be used.
         """
-        makers: dict[str, Callable[[], Drafter | str]] = {"mtp": self._mtp, "none": self._none}
+        makers: dict[str, Callable[[], Drafter | str]] = {
+            "mtp": self._mtp,
+            "none": self._none,
+            "ngram": self._ngram,
+            "ngram+mtp": self._ngram_mtp,
+            "jacobi": self._jacobi,
+        }
         made = makers[check_name(name)]()
         if isinstance(made, str):
             return Made(NoDrafter(), DrafterState(name, False, made), None)
@@ -86,6 +97,20 @@ class DrafterMaker:
         package, head = self._head
         longest = self.asked.max_draft or MAX_DRAFT_TOKENS
         return MtpDrafter(head, longest, package.config.min_confidence)
+
+    def _ngram(self) -> NgramDrafter:
+        return NgramDrafter(self.asked.max_draft or ngram.MAX_DRAFT_TOKENS)
+
+    def _ngram_mtp(self) -> NgramMtpDrafter | str:
+        head = self._mtp()
+        if isinstance(head, str):
+            return head
+        # The choice is made by what a draft gains, so the text may propose what is hardly likely.
+        longest = self.asked.max_draft or ngram.MAX_DRAFT_TOKENS
+        return NgramMtpDrafter(NgramDrafter(longest, 1, UNLIKELY), head)
+
+    def _jacobi(self) -> JacobiDrafter:
+        return JacobiDrafter(self.asked.max_draft or jacobi.MAX_DRAFT_TOKENS)
 
     @cached_property
     def _head(self) -> tuple[HeadPackage, MtpHead] | str:

@@ -289,9 +289,10 @@ def load(
         backbone: known name, path of a .gguf file, or hf:org/repo/file.gguf; none is downloaded.
         head: "auto" takes the shipped head of this backbone and decodes plainly where there is
             none; "none" takes none; a path is the folder of a head package, which must fit.
-        drafter: "mtp" drafts with the head, "none" decodes plainly.
+        drafter: "mtp" drafts with the head, "ngram" copies from the text, "ngram+mtp" does what
+            gains more, "jacobi" drafts by the backbone's own passes, "none" decodes plainly.
         threads: compute threads; all usable cores where None.
-        max_draft: longest draft; 6 where None.
+        max_draft: longest draft; the drafter's own where None.
         context: cache cells at most; the backbone's own context length where None.
         kv: what a cell of the cache holds: "f16", or "f32" for twice the memory.
 

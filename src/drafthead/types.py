@@ -11,10 +11,12 @@ class Draft:
 
     tokens: 0..max_draft_tokens proposed ids, without the bonus token.
     confidences: for each token the drafter's own probability of it, or empty where it has none.
+    source: who made it, where the drafter chooses between several.
     """
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class TokenEvent:
 
 
 @dataclass
+class SourceCounts:
+    """Of one source of drafts: verified drafts that were not empty, and their tokens."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
 class DecodeStats:
     """Counts of one or many requests. Ratios are computed from pooled counts, once, at the end.
 
@@ -46,6 +57,7 @@ class DecodeStats:
     cached_tokens: prompt tokens whose keys and values an earlier request had left.
     drafted_at / tested_at / accepted_at[i]: of draft step i (0-based); step i is tested where all
     steps before it were accepted and the answer had not ended.
+    sources: counts by who made the draft, where the drafter chooses between several.
     """
 
     passes: int = 0
@@ -58,5 +70,6 @@ class DecodeStats:
     drafted_at: list[int] = field(default_factory=list)
     tested_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
     prefill_ms: float = 0.0
     decode_ms: float = 0.0

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from drafthead.backbone.handle import Segment
+from drafthead.cli.bench import choice_lines
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, FileError, RequestError, UnsupportedError
 from drafthead.evaluation.machine import EnergyMeter
@@ -24,7 +25,7 @@ from drafthead.evaluation.peers import (
 from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
 from drafthead.evaluation.report import all_arms, markdown_table, peer_line, write_report
 from drafthead.evaluation.runner import run_arms
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, SourceCounts
 from tests import fakes
 
 ANSWER = "a longer answer"
@@ -85,6 +86,44 @@ def test_lines_have_the_promised_fields_for_each_task_and_all():
     assert mtp["tokens"] == plain["tokens"] == 3 * (len(ANSWER) + 1)
     assert mtp["accepted"] == 3 * line(lines, "mtp", "y")["accepted"]
     assert mtp["accept_at"][0] == 1.0
+
+
+def test_a_random_drafter_is_accepted_once_in_a_vocabulary_and_slows_down():
+    """I6: acceptance near 1/V, within five standard deviations; nothing drafted has no rate."""
+    session = fakes.session(fakes.RandomDrafter(k=4, vocab_size=256), answer="x" * 2000)
+    made = {"plain": session.using(NoDrafter()), "random": session}
+    lines = arm_lines(run_arms(made, rows("x"), 2000, cut_loops=False))
+    plain, random = line(lines, "plain"), line(lines, "random")
+    first = random["passes"] - 1  # the last token is not drafted for
+    assert random["identical"] is True
+    assert random["drafted"] > 3.9 * first
+    accepted = random["accept_at"][0] * first
+    assert abs(accepted - first / 256) < 5 * (first / 256) ** 0.5
+    assert 1.0 <= random["tau"] < 1.02
+    assert (plain["tau"], plain["accept_at"], plain["sources"]) == (1.0, [], {})
+
+
+def test_sources_of_drafts_are_pooled():
+    one = {"ngram": SourceCounts(2, 9, 5)}
+    two = {"mtp": SourceCounts(3, 6, 4), "ngram": SourceCounts(1, 1, 0)}
+    lines = arm_lines(
+        [answer("a", "1", 9, 9.0, sources=one), answer("a", "2", 9, 9.0, sources=two)]
+    )
+    assert line(lines, "a")["sources"] == {
+        "ngram": {"drafts": 3, "drafted": 10, "accepted": 5},
+        "mtp": {"drafts": 3, "drafted": 6, "accepted": 4},
+    }
+
+
+def test_the_bench_says_whose_drafts_they_were_and_why():
+    sources = {"ngram": {"drafts": 3, "drafted": 10, "accepted": 5},
+               "mtp": {"drafts": 1, "drafted": 6, "accepted": 4}}  # fmt: skip
+    arm = {"drafter": "ngram+mtp", "task": "all", "sources": sources}
+    said = choice_lines({"choices": {"ngram+mtp": "because"}, "arms": [arm]})
+    assert said == [
+        "ngram+mtp: 75% of the drafts from ngram, 5 of 10 tokens accepted; "
+        "25% of the drafts from mtp, 4 of 6 tokens accepted; because."
+    ]
 
 
 def test_a_differing_token_is_told():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drafthead.decoding.stats import accept_at, count_pass, decode_tok_s, pool, tau
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, SourceCounts
 
 
 def counted(*passes):
@@ -77,3 +77,18 @@ def test_pooling_nothing_is_empty():
 
 def test_speed_is_committed_tokens_over_decode_time():
     assert decode_tok_s(DecodeStats(committed=30, decode_ms=100.0, prefill_ms=900.0)) == 300.0
+
+
+def test_sources_are_counted_where_they_drafted():
+    """A pass without a draft is nobody's; tokens after the end are not the source's either."""
+    stats = DecodeStats()
+    count_pass(stats, 4, 2, kept=3, dropped=0, source="a")
+    count_pass(stats, 0, 0, kept=1, dropped=0, source="a")
+    count_pass(stats, 3, 3, kept=2, dropped=0, source="b")
+    count_pass(stats, 2, 1, kept=2, dropped=0)
+    assert stats.sources == {"a": SourceCounts(1, 4, 2), "b": SourceCounts(1, 3, 2)}
+    assert pool([stats, stats]).sources["b"] == SourceCounts(2, 6, 4)
+
+
+def test_a_source_that_never_drafted_is_not_listed():
+    assert count_pass(DecodeStats(), 0, 0, kept=1, dropped=0, source="a").sources == {}

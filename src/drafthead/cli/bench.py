@@ -29,7 +29,8 @@ def add_parser(subparsers: Any) -> None:
         "--drafters",
         type=output.names,
         default=None,
-        help="arms: plain, mtp; without it both, or plain alone where there is no head",
+        help="arms: plain, mtp, ngram, ngram+mtp, jacobi; without it plain and mtp, or plain alone "
+        "where there is no head",
     )
     parser.add_argument(
         "--prompts",
@@ -68,9 +69,26 @@ def run(args: argparse.Namespace) -> int:
         return 0
     titles = [title for _, title in COLUMNS]
     print(output.aligned(titles, arm_rows(all_arms(report)), left=2))
+    for line in choice_lines(report):
+        print(line)
     for peer in report["peers"]:
         print(peer_line(peer))
     return 0
+
+
+def choice_lines(report: dict[str, Any]) -> list[str]:
+    """For each arm that chooses between drafters: whose drafts were verified, and why."""
+    lines = []
+    for name, why in report["choices"].items():
+        arm = next(x for x in report["arms"] if (x["drafter"], x["task"]) == (name, "all"))
+        drafts = sum(counts["drafts"] for counts in arm["sources"].values())
+        shares = [
+            f"{counts['drafts'] / drafts:.0%} of the drafts from {source}, "
+            f"{counts['accepted']} of {counts['drafted']} tokens accepted"
+            for source, counts in arm["sources"].items()
+        ]
+        lines.append(f"{name}: {'; '.join([*shares, why])}.")
+    return lines
 
 
 def check(args: argparse.Namespace) -> None:
@@ -166,6 +184,7 @@ def measure(
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
     from drafthead import __version__
+    from drafthead.drafters.ngram_mtp import NgramMtpDrafter
     from drafthead.evaluation.cost import measure_cost
     from drafthead.evaluation.machine import describe
     from drafthead.evaluation.memory import memory_section
@@ -205,6 +224,11 @@ def measure(
             "rows_ms": costs["rows_ms"],
             "draft_step_ms": {"mtp": costs["draft_step_ms"]} if "mtp" in arms else {},
             "bytes_per_token": session.backbone.pass_bytes,
+        },
+        "choices": {
+            name: arm.drafting.explain()
+            for name, arm in arms.items()
+            if isinstance(arm.drafting, NgramMtpDrafter)
         },
         "arms": [line for line in lines if line["drafter"] in arms],
         "peers": [peer_section(peer, lines) for peer in peers],

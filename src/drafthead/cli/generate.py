@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
@@ -38,7 +39,11 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("generate", help="answer a prompt")
     parser.add_argument("prompt", nargs="?", help="text; - or a pipe reads it from stdin")
     output.add_model_flags(parser)
-    parser.add_argument("--drafter", default="mtp", help="mtp, or none for plain decoding")
+    parser.add_argument(
+        "--drafter",
+        default="mtp",
+        help="mtp, ngram, ngram+mtp, jacobi, or none for plain decoding",
+    )
     parser.add_argument(
         "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
     )
@@ -136,6 +141,7 @@ def report(session: Session, result: Result) -> dict[str, Any]:
             "cached_tokens": stats.cached_tokens,
             "tau": tau(stats),
             "accept_at": accept_at(stats),
+            "sources": {name: asdict(counts) for name, counts in stats.sources.items()},
             "prefill_ms": stats.prefill_ms,
             "decode_ms": stats.decode_ms,
             "tok_s": decode_tok_s(stats),

@@ -16,7 +16,7 @@ from drafthead.backbone.handle import Backbone, KvCache, Pass, Segment
 from drafthead.decoding.acceptance import longest_match, usable_prefix
 from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.decoding.stats import count_pass
-from drafthead.drafters.base import Drafter
+from drafthead.drafters.base import Drafter, Watcher
 from drafthead.errors import NumericsError
 from drafthead.types import DecodeStats, TokenEvent
 
@@ -85,9 +85,11 @@ def decode(
     while request.finish_reason is None:
         assert cache.length == len(tokens) - 1, "a cache holds every token but the last"
         started = perf_counter()
-        draft, dropped = propose(drafter, end.left - 1, target.spec.vocab_size)
+        draft, dropped, source = propose(drafter, end.left - 1, target.spec.vocab_size)
         segment = Segment(cache, [tokens[-1], *draft])
         verified = target.forward([segment], rows="all", want="tokens")
+        if isinstance(drafter, Watcher):
+            drafter.watch(verified.tokens)
         accepted = longest_match(draft, verified.tokens)
         committed = [*draft[:accepted], int(verified.tokens[accepted])]
         events = commit(request, end, committed, accepted, stats.passes + 1)
@@ -96,7 +98,7 @@ def decode(
         tokens += [event.token for event in events]
         if request.finish_reason is None:
             drafter.observe(tokens[-len(events) :], verified.hidden[accepted])
-        count_pass(stats, len(draft), accepted, len(events), dropped)
+        count_pass(stats, len(draft), accepted, len(events), dropped, source)
         stats.decode_ms += 1000 * (perf_counter() - started)
         yield from events
 
@@ -114,17 +116,21 @@ def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int
     return target.forward([Segment(cache, prompt[last:])], rows="last", want="tokens")
 
 
-def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[list[int], int]:
-    """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped."""
+def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[list[int], int, str]:
+    """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped.
+
+    Returns:
+        The tokens, the number of dropped ones, and who made the draft, where it is told.
+    """
     if room < 1:
-        return [], 0
+        return [], 0, ""
     room = min(room, LONGEST_DRAFT)
     try:
         draft = drafter.propose(room)
     except NumericsError:
-        return [], 1
+        return [], 1, ""
     tokens = usable_prefix(draft, room, vocab_size)
-    return tokens, len(draft.tokens) - len(tokens)
+    return tokens, len(draft.tokens) - len(tokens), draft.source
 
 
 def commit(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, SourceCounts
 
 _COUNTS = ("passes", "drafted", "accepted", "committed", "dropped", "cut", "cached_tokens")
 
 
 def count_pass(
-    stats: DecodeStats, drafted: int, accepted: int, kept: int, dropped: int
+    stats: DecodeStats, drafted: int, accepted: int, kept: int, dropped: int, source: str = ""
 ) -> DecodeStats:
     """Add one verify pass.
 
@@ -20,6 +20,7 @@ def count_pass(
         accepted: how many of them the target accepted.
         kept: committed tokens that are left after cutting at a stop, 1..accepted + 1.
         dropped: drafted tokens thrown away before verification.
+        source: who made the draft, where it is told.
     """
     kept_drafted = min(accepted, kept)
     ended_inside = kept <= accepted
@@ -33,7 +34,16 @@ def count_pass(
     # The step after the last accepted one was compared too, unless the answer ended before it.
     _bump(stats.tested_at, kept if ended_inside else min(accepted + 1, drafted))
     _bump(stats.accepted_at, kept_drafted)
+    if source and drafted:
+        _add_source(stats, source, SourceCounts(1, drafted, kept_drafted))
     return stats
+
+
+def _add_source(stats: DecodeStats, name: str, more: SourceCounts) -> None:
+    counts = stats.sources.setdefault(name, SourceCounts())
+    counts.drafts += more.drafts
+    counts.drafted += more.drafted
+    counts.accepted += more.accepted
 
 
 def _bump(counts: list[int], steps: int) -> None:
@@ -50,6 +60,8 @@ def pool(many: Iterable[DecodeStats]) -> DecodeStats:
             setattr(total, name, getattr(total, name) + getattr(one, name))
         for name in ("drafted_at", "tested_at", "accepted_at"):
             setattr(total, name, _added(getattr(total, name), getattr(one, name)))
+        for name, counts in one.sources.items():
+            _add_source(total, name, counts)
         total.prefill_ms += one.prefill_ms
         total.decode_ms += one.decode_ms
     return total

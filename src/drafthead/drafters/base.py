@@ -6,7 +6,7 @@ D is the backbone's hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,19 @@ class Drafter(Protocol):
         Args:
             tokens: the accepted tokens and the next token.
             hidden_D: hidden state of the position that chose the next token, shape (D,).
+        """
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A drafter that also learns from rows whose token was rejected; to watch is all it can do."""
+
+    def watch(self, choices_M: NDArray[np.int32]) -> None:
+        """See a pass before `observe` tells what it committed.
+
+        Args:
+            choices_M: the target's choice after the last committed token and after each token of
+                the draft, shape (M,). Those behind a rejected token follow a text that is not so.
         """
 
 

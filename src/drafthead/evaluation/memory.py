@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafters.ngram_mtp import NgramMtpDrafter
 from drafthead.session import Session
 
 
@@ -25,6 +26,8 @@ def memory_section(arms: Mapping[str, Session]) -> dict[str, object]:
 def drafter_bytes(session: Session) -> dict[str, int]:
     """Bytes of one drafter."""
     drafting = session.drafting
+    if isinstance(drafting, NgramMtpDrafter):
+        drafting = drafting.head
     weights = peak = 0
     if isinstance(drafting, MtpDrafter) and session.head is not None:
         weights = sum(int(tensor.nbytes) for tensor in session.head.tensors.values())

@@ -8,7 +8,7 @@ tokens over total decode time of the one arm divided by that of the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -73,6 +73,7 @@ def arm_line(
         "committed": total.committed,
         "tau": rounded(tau(total)),
         "accept_at": [rounded(rate) for rate in accept_at(total)],
+        "sources": {name: asdict(counts) for name, counts in total.sources.items()},
         "tok_s": spread(speeds) | {"pooled": rounded(decode_tok_s(total))},
         "speedup_vs_plain": speedup(mine, plain),
         "ttft_ms": spread([answer.ttft_ms for answer in mine])["median"],
