@@ -77,8 +77,12 @@ def write_tiny_llama(
     spec: TinySpec | None = None,
     types: dict[str, Type] | None = None,
     weights: dict[str, np.ndarray] | None = None,
+    tokenizer: dict[str, tuple] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Write the file; returns its weights as a reader dequantises them."""
+    """Write the file; returns its weights as a reader dequantises them.
+
+    tokenizer: its keys, each with value, type and the type of an array's elements.
+    """
     spec, types = spec or TinySpec(), types or MIXED
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(spec.layers)
@@ -92,6 +96,8 @@ def write_tiny_llama(
     writer.add_layer_norm_rms_eps(spec.eps)
     writer.add_rope_freq_base(spec.rope_base)
     writer.add_rope_dimension_count(spec.head_dim)
+    for key, (value, kind, element) in (tokenizer or {}).items():
+        writer.add_key_value(key, value, kind, element)
     exact = {}
     for name, values in (weights or random_weights(spec)).items():
         kind = types.get(name.split(".")[-1], Type.F32)

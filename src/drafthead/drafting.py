@@ -21,11 +21,12 @@ from drafthead.drafters.jacobi import JacobiDrafter
 from drafthead.drafters.mtp import MAX_DRAFT_TOKENS, MtpDrafter
 from drafthead.drafters.ngram import NgramDrafter
 from drafthead.drafters.ngram_mtp import NgramMtpDrafter
+from drafthead.drafters.standalone import StandaloneDrafter, model_confidence, open_draft_model
 from drafthead.errors import HeadError, RequestError
 from drafthead.heads.package import HeadPackage
 from drafthead.heads.store import find_head
 
-DRAFTERS = ("mtp", "none", "ngram", "ngram+mtp", "jacobi")
+DRAFTERS = ("mtp", "standalone", "ngram", "ngram+mtp", "jacobi", "none")
 NEED_HEAD = ("mtp", "ngram+mtp")
 UNLIKELY = 0.02
 PLAIN_WANTED = "plain decoding was asked for"
@@ -45,11 +46,13 @@ class Asked:
     """What a user may ask for beside a drafter's name.
 
     head: "auto" takes the shipped head of the backbone, "none" takes none, a path is the folder of
-    a head package.  max_draft: longest draft, the drafter's own where None.
+    a head package.  max_draft: longest draft, the drafter's own where None.  draft_model: of a
+    standalone drafter, named as a backbone is.
     """
 
     head: str | os.PathLike[str] = "auto"
     max_draft: int | None = None
+    draft_model: str | os.PathLike[str] | None = None
 
 
 class Made(NamedTuple):
@@ -74,13 +77,15 @@ class DrafterMaker:
         Raises:
             RequestError: there is no such drafter.
             HeadError: a head was named by its path and cannot be used.
+            DraftheadError: as for `standalone`.
         """
         makers: dict[str, Callable[[], Drafter | str]] = {
             "mtp": self._mtp,
-            "none": self._none,
+            "standalone": self.standalone,
             "ngram": self._ngram,
             "ngram+mtp": self._ngram_mtp,
             "jacobi": self._jacobi,
+            "none": self._none,
         }
         made = makers[check_name(name)]()
         if isinstance(made, str):
@@ -111,6 +116,23 @@ class DrafterMaker:
 
     def _jacobi(self) -> JacobiDrafter:
         return JacobiDrafter(self.asked.max_draft or jacobi.MAX_DRAFT_TOKENS)
+
+    def standalone(self, model: str | os.PathLike[str] | None = None) -> StandaloneDrafter:
+        """A drafter with this model, or with the one that was asked for.
+
+        Raises:
+            RequestError: none is named, or it has another vocabulary.
+            BackboneMissingError, FileError: it cannot be opened.
+        """
+        model = model or self.asked.draft_model
+        if model is None:
+            raise RequestError(
+                "The drafter standalone needs a model of its own: name it with --draft-model, or "
+                "draft_model= from Python."
+            )
+        opened = open_draft_model(self.backbone, model)
+        longest = self.asked.max_draft or MAX_DRAFT_TOKENS
+        return StandaloneDrafter(opened, longest, model_confidence(opened))
 
     @cached_property
     def _head(self) -> tuple[HeadPackage, MtpHead] | str:

@@ -282,6 +282,7 @@ def load(
     max_draft: int | None = None,
     context: int | None = None,
     kv: KvType = "f16",
+    draft_model: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Load a backbone and, where one fits, its head.
 
@@ -289,17 +290,20 @@ def load(
         backbone: known name, path of a .gguf file, or hf:org/repo/file.gguf; none is downloaded.
         head: "auto" takes the shipped head of this backbone and decodes plainly where there is
             none; "none" takes none; a path is the folder of a head package, which must fit.
-        drafter: "mtp" drafts with the head, "ngram" copies from the text, "ngram+mtp" does what
-            gains more, "jacobi" drafts by the backbone's own passes, "none" decodes plainly.
+        drafter: "mtp" drafts with the head, "standalone" with a model of its own, "ngram" copies
+            from the text, "ngram+mtp" does what gains more, "jacobi" drafts by the backbone's own
+            passes, "none" decodes plainly.
         threads: compute threads; all usable cores where None.
         max_draft: longest draft; the drafter's own where None.
         context: cache cells at most; the backbone's own context length where None.
         kv: what a cell of the cache holds: "f16", or "f32" for twice the memory.
+        draft_model: of a standalone drafter, named as a backbone; it must share the vocabulary.
 
     Raises:
         BackboneMissingError: a known backbone that was not pulled yet.
         FileError: a damaged file; HeadError: a named head is damaged or of another backbone.
-        RequestError: an unknown drafter, or a number below 1.
+        RequestError: an unknown drafter, a draft model that is not named or has another vocabulary,
+            or a number below 1.
     """
     for name, value in (("threads", threads), ("max_draft", max_draft), ("context", context)):
         if value is not None and value < 1:
@@ -309,7 +313,7 @@ def load(
     opened = Backbone.open(path, threads, kv)
     tokenizer = Tokenizer.from_gguf(opened.gguf)
     template = ChatTemplate.from_gguf(opened.gguf, tokenizer)
-    maker = DrafterMaker(opened, Asked(head, max_draft))
+    maker = DrafterMaker(opened, Asked(head, max_draft, draft_model))
     drafting, state, package = maker.make(drafter)
     return Session(opened, tokenizer, template, drafting, state, package, context, maker)
 

@@ -12,12 +12,17 @@ from drafthead.drafters.base import NoDrafter
 from drafthead.drafting import DRAFTERS, NEED_HEAD, PLAIN_WANTED, Asked, DrafterMaker
 from drafthead.errors import HeadError, RequestError
 from tests import fakes
+from tests.byte_tokens import byte_tokenizer
 from tests.random_head import write_random_head
+from tests.tiny import TinySpec, write_tiny_llama
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny_path):
-    return Backbone.open(tiny_path, threads=1)
+def backbone(tmp_path_factory):
+    """Its file can be a draft model too: it has a vocabulary."""
+    path = tmp_path_factory.mktemp("b") / "tiny.gguf"
+    write_tiny_llama(path, tokenizer=byte_tokenizer(TinySpec().vocab))
+    return Backbone.open(path, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def folder(backbone, tmp_path_factory):
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_name_makes_a_drafter_of_that_name(backbone, folder, name):
-    made = DrafterMaker(backbone, Asked(folder)).make(name)
+    made = DrafterMaker(backbone, Asked(folder, draft_model=backbone.path)).make(name)
     assert made.drafting.name == made.state.name == name
     assert made.state.active is (name != "none")
     assert made.state.reason == (PLAIN_WANTED if name == "none" else None)
@@ -37,7 +42,7 @@ def test_every_name_makes_a_drafter_of_that_name(backbone, folder, name):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_without_a_head_only_those_that_need_one_are_idle_and_say_so(backbone, name):
     """J11: what cannot draft decodes plainly and tells why."""
-    made = DrafterMaker(backbone, Asked("none")).make(name)
+    made = DrafterMaker(backbone, Asked("none", draft_model=backbone.path)).make(name)
     assert made.state.active is (name != "none" and name not in NEED_HEAD)
     if name in NEED_HEAD:
         assert made.state.reason == "no head was asked for"
@@ -64,7 +69,7 @@ def test_the_longest_draft_is_the_one_asked_for(backbone, folder):
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(backbone):
-    with pytest.raises(RequestError, match="no drafter 'eagle'; choose from mtp, none"):
+    with pytest.raises(RequestError, match="no drafter 'eagle'; choose from mtp, standalone"):
         DrafterMaker(backbone).make("eagle")
 
 
@@ -99,6 +104,37 @@ def test_bench_says_which_arm_wants_a_head(monkeypatch):
         bench.open_arms(args)
     args = parsed()
     assert list(bench.open_arms(args)) == ["plain"]
+
+
+def test_bench_has_an_arm_for_each_draft_model_by_its_name():
+    assert bench.named_models([]) == {"standalone": None}
+    assert bench.named_models(["a/b.gguf"]) == {"standalone": "a/b.gguf"}
+    assert bench.named_models(["body=b.gguf", "qwen", "/x/c.gguf"]) == {
+        "body": "b.gguf", "standalone:qwen": "qwen", "standalone:c": "/x/c.gguf",
+    }  # fmt: skip
+    for twice in (["a=1", "a=2"], ["mtp=1"], ["x/a.gguf", "y/a.gguf"]):
+        with pytest.raises(RequestError, match="Two arms are called"):
+            bench.named_models(twice)
+
+
+def test_bench_measures_several_draft_models_beside_plain(backbone, monkeypatch):
+    monkeypatch.setattr("drafthead.session.load", lambda *a, **k: session_of(backbone))
+    flags = (
+        "--drafters",
+        "plain,standalone",
+        "--draft-model",
+        f"body={backbone.path},x={backbone.path}",
+    )
+    arms = bench.open_arms(parsed(*flags))
+    assert list(arms) == ["plain", "body", "x"]
+    assert arms["body"].drafting.model is not arms["x"].drafting.model
+    assert arms["body"].held is arms["plain"].held
+
+
+def session_of(backbone):
+    made = fakes.session()
+    made.maker = DrafterMaker(backbone)
+    return made
 
 
 def parsed(*words):

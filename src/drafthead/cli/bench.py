@@ -29,8 +29,15 @@ def add_parser(subparsers: Any) -> None:
         "--drafters",
         type=output.names,
         default=None,
-        help="arms: plain, mtp, ngram, ngram+mtp, jacobi; without it plain and mtp, or plain alone "
-        "where there is no head",
+        help="arms: plain, mtp, standalone, ngram, ngram+mtp, jacobi; without it plain and mtp, or "
+        "plain alone where there is no head",
+    )
+    parser.add_argument(
+        "--draft-model",
+        type=output.names,
+        default=[],
+        metavar="[NAME=]MODEL,...",
+        help="an arm for each, called NAME, where standalone is one of the drafters",
     )
     parser.add_argument(
         "--prompts",
@@ -137,10 +144,13 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     session = load(
         args.backbone, args.head, "none", threads=args.threads, kv=args.kv, max_draft=args.max_draft
     )
-    arms = {
-        name: session.with_drafter("none" if name == "plain" else name)
-        for name in args.drafters or DEFAULT_ARMS
-    }
+    arms: dict[str, Session] = {}
+    for name in args.drafters or DEFAULT_ARMS:
+        if name == "standalone":
+            for called, model in named_models(args.draft_model).items():
+                arms[called] = session.using(session.maker.standalone(model))
+        else:
+            arms[name] = session.with_drafter("none" if name == "plain" else name)
     idle = {name: arm for name, arm in arms.items() if name != "plain" and not arm.drafter.active}
     if idle and args.drafters is None and args.head == "auto":
         output.warn(f"Measuring plain decoding alone: {arms['mtp'].drafter.reason}.")
@@ -148,6 +158,27 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     if idle:
         raise RequestError(idle_sentence(*next(iter(idle.items()))))
     return arms
+
+
+def named_models(flags: list[str]) -> dict[str, str | None]:
+    """The draft models by the names of their arms.
+
+    One alone is called standalone where it is not named; several are called by their files.
+
+    Raises:
+        RequestError: two arms have one name.
+    """
+    if not flags:
+        return {"standalone": None}
+    models: dict[str, str | None] = {}
+    for flag in flags:
+        name, named, model = flag.rpartition("=")
+        if not named:
+            name = "standalone" if len(flags) == 1 else f"standalone:{Path(model).stem}"
+        if name in models or name in ("plain", "mtp"):
+            raise RequestError(f"Two arms are called {name}: give --draft-model NAME={model}.")
+        models[name] = model
+    return models
 
 
 def idle_sentence(name: str, arm: Session) -> str:
@@ -185,7 +216,7 @@ def measure(
 
     from drafthead import __version__
     from drafthead.drafters.ngram_mtp import NgramMtpDrafter
-    from drafthead.evaluation.cost import measure_cost
+    from drafthead.evaluation.cost import draft_steps_ms, measure_cost
     from drafthead.evaluation.machine import describe
     from drafthead.evaluation.memory import memory_section
     from drafthead.evaluation.metrics import arm_lines
@@ -222,7 +253,7 @@ def measure(
         },
         "cost": {
             "rows_ms": costs["rows_ms"],
-            "draft_step_ms": {"mtp": costs["draft_step_ms"]} if "mtp" in arms else {},
+            "draft_step_ms": draft_steps_ms(arms),
             "bytes_per_token": session.backbone.pass_bytes,
         },
         "choices": {

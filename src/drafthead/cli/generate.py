@@ -42,7 +42,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--drafter",
         default="mtp",
-        help="mtp, ngram, ngram+mtp, jacobi, or none for plain decoding",
+        help="mtp, standalone, ngram, ngram+mtp, jacobi, or none for plain decoding",
+    )
+    parser.add_argument(
+        "--draft-model", default=None, help="of --drafter standalone: known name, or a .gguf"
     )
     parser.add_argument(
         "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
@@ -67,7 +70,10 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.session import finish, load
 
     prompt = read_prompt(args.prompt)
-    session = load(args.backbone, args.head, args.drafter, args.threads, args.max_draft, kv=args.kv)
+    session = load(
+        args.backbone, args.head, args.drafter, args.threads, args.max_draft, kv=args.kv,
+        draft_model=args.draft_model,
+    )  # fmt: skip
     stream = session.stream(
         prompt,
         max_tokens=args.max_tokens,

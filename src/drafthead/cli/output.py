@@ -173,7 +173,8 @@ def stats_line(session: Session, stats: DecodeStats) -> str:
 def drafter_json(session: Session) -> dict[str, Any]:
     """The `drafter` section of a report."""
     state = session.drafter
-    return {"name": state.name, "active": state.active, "reason": state.reason}
+    stopped = getattr(session.drafting, "reason", None)  # of a drafter that gave up on this text
+    return {"name": state.name, "active": state.active, "reason": state.reason or stopped}
 
 
 def backbone_json(session: Session) -> dict[str, Any]:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
+    from drafthead.cli.train_standalone import add_flags
+
     parser = subparsers.add_parser("train", help="train a head from a recipe")
     parser.add_argument("recipe", help="TOML file, or the name of a recipe in the package")
     folders = (
@@ -54,6 +56,7 @@ def add_parser(subparsers: Any) -> None:
                         "package, or the name of a shipped one (default: as the recipe "
                         "says)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
+    add_flags(parser)
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
@@ -122,6 +125,11 @@ class Command:
         from drafthead.training.host import TorchFeatures
 
         return TorchFeatures(self.session.backbone, args.device or "cpu", args.weights)
+
+    @property
+    def usage(self) -> str:
+        """The flags that decode with what was trained."""
+        return f"--head {self.out}"
 
     def run(self) -> dict[str, object]:
         """All of it, or the plan; the object of `--json`."""
@@ -260,13 +268,15 @@ def report(command: Command, result: dict[str, Any]) -> None:
     if "arms" in result:
         print(output.aligned([title for _, title in COLUMNS], arm_rows(result["arms"]), left=2))
         print(
-            f"\nUse it: drafthead generate --backbone {command.name} --head {command.out} "
-            '"your prompt"'
+            f'\nUse it: drafthead generate --backbone {command.name} {command.usage} "your prompt"'
         )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, export and measure a head."""
+    """Train, export and measure a head, or a standalone drafter."""
+    from drafthead.cli.train_standalone import StandaloneCommand, check
+
+    check(args)
     try:
         from drafthead.training.parallel import joined
     except ModuleNotFoundError as error:
@@ -276,7 +286,8 @@ def run(args: argparse.Namespace) -> int:
             "Training needs torch, which is not installed: `pip install 'drafthead[train]'`."
         ) from error
     with joined() as workers:
-        command = Command(args, workers)
+        standalone = args.drafter == "standalone"
+        command = (StandaloneCommand if standalone else Command)(args, workers)
         result = command.run()
         if not workers.first:
             return 0

@@ -22,6 +22,7 @@ from drafthead._native import MtpHead
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.decoding.loop import prefill
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafters.standalone import StandaloneDrafter, likeliest
 from drafthead.errors import CapacityError, RequestError
 from drafthead.evaluation.loading import Loading, measure_loading
 from drafthead.evaluation.machine import BANDWIDTH_BYTES, MemoryReader
@@ -43,13 +44,13 @@ def measure_cost(
     """Time passes and draft steps in interleaved rounds; medians.
 
     Args:
-        session: backbone and, where active, an MTP head.
+        session: backbone and, where active, an MTP head or a standalone drafter.
         rows: sizes of pass; 1 is always measured.
         context: tokens in the cache before the pass.
         rounds: how often everything is measured.
 
     Returns:
-        `rows_ms` and `v` by number of rows, `draft_step_ms` (None without a head), `break_even`
+        `rows_ms` and `v` by number of rows, `draft_step_ms` (None without either), `break_even`
         by draft length (see `break_even`).
 
     Raises:
@@ -58,8 +59,14 @@ def measure_cost(
     return cost_lines(interleaved_ms(cost_jobs(session, rows, context), rounds))
 
 
+def draft_steps_ms(arms: Mapping[str, Session]) -> dict[str, float]:
+    """The time of a draft step of each drafter that has steps."""
+    found = {name: measure_cost(session, ())["draft_step_ms"] for name, session in arms.items()}
+    return {name: step_ms for name, step_ms in found.items() if step_ms is not None}
+
+
 def cost_jobs(session: Session, rows: Sequence[int], context: int) -> Jobs:
-    """What is timed: passes by their number of rows, and "draft", DRAFT_STEPS tokens of the head.
+    """What is timed: passes by their number of rows, and "draft", DRAFT_STEPS draft tokens.
 
     Each pass computes the target's choice for every row, as verification does, and is rolled back.
 
@@ -84,6 +91,8 @@ def cost_jobs(session: Session, rows: Sequence[int], context: int) -> Jobs:
     if isinstance(drafting, MtpDrafter):
         head = drafting.head
         jobs["draft"] = partial(_draft, head, cache, ids[context], hidden_D)
+    if isinstance(drafting, StandaloneDrafter):
+        jobs["draft"] = _model_job(drafting.model, context)
     return jobs
 
 
@@ -92,6 +101,20 @@ def _draft(head: MtpHead, cache: KvCache, token: int, hidden_D: NDArray[np.float
     longest = head.positions if head.positions > 1 else DRAFT_STEPS
     for done in range(0, DRAFT_STEPS, longest):
         head.draft(cache, token, hidden_D, min(longest, DRAFT_STEPS - done), 0.0)
+
+
+def _model_job(model: Backbone, context: int) -> Callable[[], object]:
+    """DRAFT_STEPS one-row passes of a draft model, behind as much context as it can read."""
+    context = min(context, model.spec.context_length - DRAFT_STEPS)
+    cache, ids = model.new_cache(context + DRAFT_STEPS), random_ids(model, context + DRAFT_STEPS)
+    prefill(model, cache, ids[:context])
+
+    def job() -> None:
+        for token in ids[context:]:
+            likeliest(model, cache, [token])
+        cache.rollback(context)
+
+    return job
 
 
 def random_ids(backbone: Backbone, count: int) -> list[int]:

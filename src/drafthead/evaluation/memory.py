@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.drafters.ngram_mtp import NgramMtpDrafter
+from drafthead.drafters.standalone import StandaloneDrafter
+from drafthead.gguf.model import EMBEDDING
 from drafthead.session import Session
 
 
@@ -13,7 +15,8 @@ def memory_section(arms: Mapping[str, Session]) -> dict[str, object]:
     """The `memory` section of a report.
 
     A head's `peak_bytes` are its weights and scratch, after drafting; it keeps no keys or values,
-    so its bytes for a token of context are 0. Plain decoding holds nothing beside the backbone.
+    so its bytes for a token of context are 0, and no embedding table. A standalone drafter's are
+    its weights, table included, and its cache. Plain decoding holds nothing beside the backbone.
     """
     backbone = next(iter(arms.values())).backbone
     return {
@@ -28,8 +31,21 @@ def drafter_bytes(session: Session) -> dict[str, int]:
     drafting = session.drafting
     if isinstance(drafting, NgramMtpDrafter):
         drafting = drafting.head
+    if isinstance(drafting, StandaloneDrafter):
+        model = drafting.model
+        return {
+            "weights_bytes": model.weight_bytes,
+            "kv_bytes_per_token": model.kv_bytes_per_token,
+            "embedding_bytes": model.gguf.tensors[EMBEDDING].nbytes,
+            "peak_bytes": model.weight_bytes + drafting.cache_bytes,
+        }
     weights = peak = 0
     if isinstance(drafting, MtpDrafter) and session.head is not None:
         weights = sum(int(tensor.nbytes) for tensor in session.head.tensors.values())
         peak = drafting.head.nbytes
-    return {"weights_bytes": weights, "kv_bytes_per_token": 0, "peak_bytes": peak}
+    return {
+        "weights_bytes": weights,
+        "kv_bytes_per_token": 0,
+        "embedding_bytes": 0,
+        "peak_bytes": peak,
+    }

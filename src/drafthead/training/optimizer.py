@@ -18,6 +18,7 @@ from drafthead.errors import TrainingError
 from drafthead.training.recipe import TrainRecipe
 
 BETAS = (0.9, 0.95)
+TABLES = ("markov.", "model.embed_tokens.")  # matrices whose rows belong to tokens
 AVERAGE = "average"
 
 
@@ -41,17 +42,16 @@ def _muon(matrices: list[Tensor], recipe: TrainRecipe) -> torch.optim.Optimizer:
 
 
 class HeadOptimizer:
-    """Updates the weights of one head.
+    """Updates the weights of one head, or of a standalone drafter.
 
-    Norms, biases and the tables of a Markov bias, whose rows belong to tokens, always go by AdamW
-    without decay.
+    Norms, biases and tables whose rows belong to tokens always go by AdamW without decay.
     """
 
     def __init__(self, head: nn.Module, recipe: TrainRecipe) -> None:
         self._weights = dict(head.named_parameters())
         matrices, others = list[Tensor](), list[Tensor]()
         for name, weight in self._weights.items():
-            table = weight.dim() != 2 or name.startswith("markov.")
+            table = weight.dim() != 2 or name.startswith(TABLES)
             (others if table else matrices).append(weight)
         groups = [{"params": others, "weight_decay": 0.0}]
         self._parts: list[torch.optim.Optimizer] = []

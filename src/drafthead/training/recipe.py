@@ -119,6 +119,24 @@ class TrainRecipe:
 
 
 @dataclass(frozen=True)
+class StandaloneRecipe:
+    """`train --drafter standalone`: a small model instead of a head, else by the same recipe.
+
+    size: as many parameters as the head's body, or as many bytes as its package.  width, layers: 0
+    chooses.  The other fields stand for those of [train] with the same name.
+    """
+
+    size: str = _choice("body", "bytes", default="body")
+    width: int = _number(0, 1 << 14, 0)
+    layers: int = _number(0, 64, 0)
+    start: str = _choice("backbone", "random", default="backbone")
+    lr: float = _number(1e-7, 1.0, 2e-3)
+    batch_anchors: int = _number(16, 1 << 16, 1024)
+    evaluate_every: int = _number(1, 1 << 30, 100)
+    checkpoint_every: int = _number(1, 1 << 30, 100)
+
+
+@dataclass(frozen=True)
 class MeasureRecipe:
     """The last word: decoding prompts in the runtime with the exported head."""
 
@@ -136,6 +154,7 @@ class Recipe:
     data: DataRecipe
     train: TrainRecipe
     measure: MeasureRecipe
+    standalone: StandaloneRecipe
     digest: str
 
 
@@ -203,7 +222,7 @@ def parse_recipe(text: str) -> Recipe:
         raise TrainingError(f"The recipe is not TOML: {error}.") from error
     known = {
         "head": HeadRecipe, "answers": AnswersRecipe, "data": DataRecipe, "train": TrainRecipe,
-        "measure": MeasureRecipe,
+        "measure": MeasureRecipe, "standalone": StandaloneRecipe,
     }  # fmt: skip
     for name in content:
         if name not in known:

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafthead.decoding.stats import accept_at, pool, tau
+from drafthead.drafters.base import Drafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.cost import measure_cost
 from drafthead.evaluation.metrics import rounded
@@ -122,37 +123,40 @@ def _in_turn(lists: Sequence[Sequence[int]]) -> Iterator[int]:
         yield from (places[turn] for places in lists if turn < len(places))
 
 
-class Judge:
-    """Decodes the same held-out prompts with one state of the head after the other."""
+class Counting(Drafter, Protocol):
+    """A drafter that counts its steps and can be told when to stop."""
+
+    steps: int
+    min_confidence: float
+
+
+class Trials:
+    """Decodes the same held-out prompts with one state of what is trained after the other."""
 
     def __init__(
-        self,
-        session: Session,
-        config: HeadConfig,
-        token_ids: NDArray[np.int64],
-        answers: Sequence[Answer],
-        recipe: MeasureRecipe,
-        folder: Path,
+        self, session: Session, answers: Sequence[Answer], recipe: MeasureRecipe, folder: Path
     ) -> None:
         """Prepare.
 
         Args:
             session: the backbone.
-            config: of the head.
-            token_ids: its draft vocabulary.
             answers: whose prompts are decoded, not empty.
             recipe: longest answer and longest draft.
             folder: of the run; keeps the costs, so that a resumed one judges alike.
         """
-        self._session, self._config, self._ids = session, config, token_ids
-        self._answers, self._recipe, self._folder = answers, recipe, folder
+        self._session, self._answers = session, answers
+        self._recipe, self._folder = recipe, folder
 
-    def __call__(self, head: FrozenMtpHead, thresholds: Sequence[float] = THRESHOLDS) -> Trial:
+    def _drafter(self, head: Any) -> Counting:
+        """What is trained as it would be exported, in the core."""
+        raise NotImplementedError
+
+    def __call__(self, head: Any, thresholds: Sequence[float] = THRESHOLDS) -> Trial:
         """Decode all prompts, loops cut, with each threshold; the trial of the fastest."""
         drafter = self._drafter(head)
         return max((self._trial(drafter, least) for least in thresholds), key=lambda t: t.tok_s)
 
-    def _trial(self, drafter: CountingDrafter, min_confidence: float) -> Trial:
+    def _trial(self, drafter: Counting, min_confidence: float) -> Trial:
         drafter.min_confidence = min_confidence
         session = self._session.using(drafter)
         costs = self._costs(session)
@@ -168,13 +172,6 @@ class Judge:
             done.append(stream.stats)
         return Trial(pool(done), drafter.steps, costs, min_confidence)
 
-    def _drafter(self, head: FrozenMtpHead) -> CountingDrafter:
-        """The weights as they would be exported: int8, in the core."""
-        tensors = package_tensors(self._config, numpy_weights(head), self._ids)
-        package = HeadPackage(Path("trial"), self._config, tensors)
-        built = package.build(self._session.backbone)
-        return CountingDrafter(built, self._recipe.max_draft)
-
     def _costs(self, session: Session) -> Costs:
         """Times of passes and draft steps: measured once a run."""
         path = self._folder / COSTS
@@ -185,6 +182,30 @@ class Judge:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(asdict(costs)) + "\n")
         return Costs(**json.loads(path.read_text(encoding="utf-8")))
+
+
+class Judge(Trials):
+    """Decodes with a head of one state of the weights after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: HeadConfig,
+        token_ids: NDArray[np.int64],
+        answers: Sequence[Answer],
+        recipe: MeasureRecipe,
+        folder: Path,
+    ) -> None:
+        """As Trials; config and token_ids, the draft vocabulary, are the head's."""
+        super().__init__(session, answers, recipe, folder)
+        self._config, self._ids = config, token_ids
+
+    def _drafter(self, head: FrozenMtpHead) -> CountingDrafter:
+        """The weights as they would be exported: int8, in the core."""
+        tensors = package_tensors(self._config, numpy_weights(head), self._ids)
+        package = HeadPackage(Path("trial"), self._config, tensors)
+        built = package.build(self._session.backbone)
+        return CountingDrafter(built, self._recipe.max_draft)
 
 
 def numpy_weights(head: FrozenMtpHead) -> dict[str, NDArray[np.float32]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,10 @@ from drafthead.decoding.stats import accept_at, tau
 from drafthead.errors import TrainingError
 from drafthead.evaluation.metrics import rounded
 from drafthead.training import checkpoint
-from drafthead.training.batching import BatchMaker
 from drafthead.training.curves import Curves
 from drafthead.training.data import batches
 from drafthead.training.losses import unrolled_loss
-from drafthead.training.modules import Batch, FrozenMtpHead
+from drafthead.training.modules import Batch
 from drafthead.training.optimizer import HeadOptimizer
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import TrainRecipe
@@ -76,7 +75,39 @@ class Report:
     speedup: float | None = None
 
 
-Evaluate = Callable[[FrozenMtpHead], Trial]
+class Trainee(Protocol):
+    """A torch module that drafts: a head, or a small model of its own."""
+
+    @property
+    def learned_rows(self) -> Tensor | None:
+        """What it adds to the output rows of a batch, as columns behind them."""
+
+    def __call__(self, batch: Any) -> Sequence[Tensor]:
+        """Its state at each anchor, for each draft step."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As of any module."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of any module."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """As of any module."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> object:
+        """As of any module."""
+
+
+class Maker(Protocol):
+    """Turns answers, by their places, into a batch. softcap: of the backbone's logits."""
+
+    softcap: float
+
+    def __call__(self, indices: Sequence[int]) -> Batch:
+        """The batch of the anchors of these answers."""
+
+
+Evaluate = Callable[[Any], Trial]
 
 
 class _Window:
@@ -100,13 +131,13 @@ def report_row(report: Report) -> dict[str, Any]:
 
 
 class Trainer:
-    """Trains one head in one run folder."""
+    """Trains one head, or one standalone drafter, in one run folder."""
 
     def __init__(
         self,
-        head: FrozenMtpHead,
+        head: Trainee,
         recipe: TrainRecipe,
-        maker: BatchMaker,
+        maker: Maker,
         anchor_counts: Sequence[int],
         folder: Path,
         workers: Workers = ALONE,
