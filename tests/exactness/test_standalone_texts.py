@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,7 +13,7 @@ import torch
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.standalone import StandaloneDrafter, likeliest, open_draft_model
-from drafthead.errors import RequestError
+from drafthead.errors import RequestError, TrainingError
 from drafthead.evaluation.cost import measure_cost
 from drafthead.evaluation.memory import memory_section
 from drafthead.evaluation.prompts import PromptRow
@@ -22,7 +23,7 @@ from drafthead.training import draft_file, standalone
 from drafthead.training.data import data_digest
 from drafthead.training.draft_file import file_tensors, tokenizer_of, write_draft_model
 from drafthead.training.draft_model import DraftModel
-from drafthead.training.draft_shape import DraftShape
+from drafthead.training.draft_shape import DraftShape, draft_shape
 from drafthead.training.inputs import Inputs
 from drafthead.training.recipe import parse_recipe
 from drafthead.training.regen import Regenerator, RegenSettings
@@ -86,9 +87,10 @@ def trained(session, answers, folder, steps, lr=1e-2, heldout=()):
     """What `train --drafter standalone` makes of these answers."""
     recipe = parse_recipe(RECIPE.format(steps=steps, lr=lr))
     inputs = Inputs(answers, list(heldout), None, data_digest(answers))
-    head = config_for(session.backbone)
+    shape = draft_shape(recipe.standalone, config_for(session.backbone))
+    model = standalone.new_model(recipe, shape, session.backbone, inputs)
     out = folder / "draft.gguf"
-    return standalone.train_standalone(recipe, session, inputs, head, folder / "run", out)
+    return standalone.train_standalone(recipe, session, inputs, model, folder / "run", out)
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +261,22 @@ def test_called_again_it_trains_nothing_and_writes_the_same_file(session, answer
     first.path.unlink()
     again = trained(session, answers, tmp_path, 3)
     assert again.path.read_bytes() == whole and again.training["steps"] == 3
+
+
+def test_a_training_goes_on_from_a_file(session, answers, learned, tmp_path):
+    """Its weights are those that the file's int8 stand for: what was learned is there at once."""
+    model = DraftModel(learned.shape, session.backbone.spec.rope_base)
+    draft_file.start_from_file(learned.path, model)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(learned.path).tensors}
+    for name, values in file_tensors(model).items():
+        found = gguf.dequantize(stored[name].data, stored[name].tensor_type)
+        assert np.array_equal(found.reshape(values.shape), values), name
+    write_draft_model(tmp_path / "same.gguf", model, {}, 64, 0.3, "m")
+    again = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "same.gguf").tensors}
+    assert all(np.array_equal(again[name].data, stored[name].data) for name in stored)
+
+
+def test_a_file_of_another_shape_is_refused(session, learned):
+    other = DraftModel(replace(learned.shape, d_ff=learned.shape.d_ff + 32), 1e4)
+    with pytest.raises(TrainingError, match=r"blk\.0\.ffn_gate\.weight is .* there and"):
+        draft_file.start_from_file(learned.path, other)

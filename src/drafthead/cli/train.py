@@ -53,8 +53,8 @@ def add_parser(subparsers: Any) -> None:
                         "backbone's, dequantised)")  # fmt: skip
     parser.add_argument("--start-from", default=None, metavar="HEAD",
                         help="go on from this head, of the recipe's shape: the folder of a "
-                        "package, or the name of a shipped one (default: as the recipe "
-                        "says)")  # fmt: skip
+                        "package, or the name of a shipped one; a standalone drafter from a .gguf "
+                        "file of its shape (default: as the recipe says)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
     add_flags(parser)
     output.add_threads_flag(parser)

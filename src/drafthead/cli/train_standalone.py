@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,9 @@ class StandaloneCommand(Command):
         own = self.recipe.standalone
         own = replace(own, size=args.size or own.size)
         kind = "-".join(["standalone", own.size, *args.tasks])
-        # A run of another size or other tasks is another run.
-        self.recipe = replace(self.recipe, standalone=own, digest=f"{self.recipe.digest} {kind}")
+        # A run of another size, of other tasks or from another file is another run.
+        digest = " ".join([self.recipe.digest, kind, *self._start_digest()])
+        self.recipe = replace(self.recipe, standalone=own, digest=digest)
         self.folder = getattr(args, "run_folder", self.folder / kind)
         self.out = getattr(args, "out", self.folder / "draft.gguf")
 
@@ -67,10 +69,28 @@ class StandaloneCommand(Command):
         from drafthead.training.standalone import for_tasks
 
         inputs = for_tasks(read_inputs(self.recipe, self.answers, self.session), args.tasks)
-        head = self._head()
-        shape = draft_shape(self.recipe.standalone, head)
+        shape = draft_shape(self.recipe.standalone, self._head())
         result = self._tell(inputs, shape)
-        return result if args.plan else result | self._teach(inputs, head)
+        return result if args.plan else result | self._teach(inputs, shape)
+
+    def _start(self) -> None:
+        """A head to go on from: there is none."""
+
+    @property
+    def start_file(self) -> Path | None:
+        """The model to go on from."""
+        return Path(self.args.start_from) if self.args.start_from is not None else None
+
+    def _start_digest(self) -> list[str]:
+        if self.start_file is None:
+            return []
+        try:
+            return [hashlib.sha256(self.start_file.read_bytes()).hexdigest()]
+        except OSError as error:
+            raise TrainingError(
+                f"--start-from {self.start_file}: {error.strerror}; name a .gguf file that "
+                "train --drafter standalone wrote."
+            ) from error
 
     def _head(self) -> HeadConfig:
         """The head whose size is wanted."""
@@ -98,13 +118,14 @@ class StandaloneCommand(Command):
             "body_parameters": shape.body_parameters, "weights_bytes": shape.nbytes,
         }  # fmt: skip
 
-    def _teach(self, inputs: Inputs, head: HeadConfig) -> dict[str, object]:
+    def _teach(self, inputs: Inputs, shape: DraftShape) -> dict[str, object]:
         from drafthead.drafting import Asked, DrafterMaker
         from drafthead.training.evaluate import compare
-        from drafthead.training.standalone import train_standalone
+        from drafthead.training.standalone import new_model, train_standalone
 
+        model = new_model(self.recipe, shape, self.session.backbone, inputs, self.start_file)
         trained = train_standalone(
-            self.recipe, self.session, inputs, head, self.folder, self.out,
+            self.recipe, self.session, inputs, model, self.folder, self.out,
             lambda report: show(self.console, report), self.workers,
         )  # fmt: skip
         if trained is None:

@@ -14,10 +14,12 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType, GGUFValueType
 from numpy.typing import NDArray
 
 from drafthead.drafters.standalone import CONFIDENCE_KEY
+from drafthead.errors import TrainingError
 from drafthead.training.draft_model import RMS_EPS, DraftModel
 from drafthead.training.draft_shape import BLOCK
 
@@ -51,6 +53,13 @@ def interleaved(weights_NK: NDArray[np.float32], heads: int) -> NDArray[np.float
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, columns))
 
 
+def halves(weights_NK: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """The inverse of `interleaved`."""
+    rows, columns = weights_NK.shape
+    pairs = weights_NK.reshape(heads, rows // heads // 2, 2, columns)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
+
+
 def file_tensors(model: DraftModel) -> dict[str, NDArray[np.float32]]:
     """The weights by their names in a file, (rows, columns) or (size,)."""
     heads = {"q_proj": model.shape.n_heads, "k_proj": model.shape.n_kv_heads}
@@ -77,6 +86,29 @@ def tokenizer_of(path: Path) -> dict[str, tuple[Any, GGUFValueType, GGUFValueTyp
             kinds = [*entry.types, None]
             found[key] = (entry.contents(), kinds[0], kinds[1])
     return found
+
+
+@torch.no_grad()
+def start_from_file(path: Path, model: DraftModel) -> None:
+    """Take over the weights of a file, as what its int8 stands for.
+
+    Raises:
+        TrainingError: a tensor is missing or of another shape; it is named.
+    """
+    there = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    heads = {"q_proj": model.shape.n_heads, "k_proj": model.shape.n_kv_heads}
+    for name, weight in model.model.named_parameters():
+        tensor, kind = there.get(tensor_name(name)), name.split(".")[-2]
+        found = tuple(map(int, tensor.shape[::-1])) if tensor is not None else None
+        if tensor is None or found != tuple(weight.shape):
+            raise TrainingError(
+                f"--start-from {path}: a training keeps the model's shape, but "
+                f"{tensor_name(name)} is {found or 'missing'} there and {tuple(weight.shape)} "
+                "here; give --size and --like as for that model."
+            )
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(weight.shape)
+        values = halves(values, heads[kind]) if kind in heads else values
+        weight.copy_(torch.tensor(values))
 
 
 def write_draft_model(

@@ -21,13 +21,13 @@ import torch
 from drafthead.backbone.handle import Backbone
 from drafthead.drafters.standalone import StandaloneDrafter, open_draft_model
 from drafthead.errors import TrainingError
-from drafthead.heads.config import MIN_CONFIDENCE, HeadConfig
+from drafthead.heads.config import MIN_CONFIDENCE
 from drafthead.session import Session
 from drafthead.training.answers import Answer
 from drafthead.training.data import anchor_count, data_digest
-from drafthead.training.draft_file import tokenizer_of, write_draft_model
+from drafthead.training.draft_file import start_from_file, tokenizer_of, write_draft_model
 from drafthead.training.draft_model import DraftModel, TextBatches, start_embeddings
-from drafthead.training.draft_shape import DraftShape, draft_shape
+from drafthead.training.draft_shape import DraftShape
 from drafthead.training.inputs import Inputs
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.pipeline import DTYPES, check_run, record
@@ -110,11 +110,20 @@ def training_of(recipe: Recipe) -> TrainRecipe:
     )  # fmt: skip
 
 
-def new_model(recipe: Recipe, shape: DraftShape, backbone: Backbone, inputs: Inputs) -> DraftModel:
-    """A model before training."""
+def new_model(
+    recipe: Recipe,
+    shape: DraftShape,
+    backbone: Backbone,
+    inputs: Inputs,
+    start: Path | None = None,
+) -> DraftModel:
+    """A model before training: a new one, or that of a file that was trained so."""
     torch.manual_seed(recipe.train.seed)
     model = DraftModel(shape, backbone.spec.rope_base)
-    if recipe.standalone.start == "backbone":
+    if start is not None:
+        open_draft_model(backbone, start)  # refuses another vocabulary
+        start_from_file(start, model)
+    elif recipe.standalone.start == "backbone":
         ids = np.arange(backbone.spec.vocab_size, dtype=np.int32)
         start_embeddings(model, backbone.native.output_rows(ids), inputs.train)
     return model
@@ -124,31 +133,29 @@ def train_standalone(
     recipe: Recipe,
     session: Session,
     inputs: Inputs,
-    head: HeadConfig,
+    model: DraftModel,
     run: Path,
     out: Path,
     on_report: Callable[[Report], None] = lambda _report: None,
     workers: Workers = ALONE,
 ) -> Trained | None:
-    """Train a model as large as a head and write it; None in all processes but the first.
+    """Train a model and write it; None in all processes but the first.
 
     Args:
         recipe: of the head, with the table [standalone].
         session: the backbone.
         inputs: the answers to learn from.
-        head: whose size it gets.
+        model: of `new_model`.
         run: folder of checkpoints.
         out: the GGUF file to write.
         on_report: told how it goes.
         workers: the processes.
     """
-    backbone = session.backbone
-    shape = draft_shape(recipe.standalone, head)
+    backbone, shape = session.backbone, model.shape
     if workers.first:
         check_run(run, recipe, inputs)
     torch.set_num_threads(backbone.threads)
     train = training_of(recipe)
-    model = new_model(recipe, shape, backbone, inputs)
     tokenizer = tokenizer_of(backbone.path)
     name = f"{backbone.name} draft model of {shape.body_parameters / 1e6:.1f}M parameters"
 
