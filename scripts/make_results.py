@@ -4,8 +4,9 @@
     python scripts/make_results.py --check   exit 1 with a sentence where one is stale
 
 Sources: docs/results.json, which `make bench` writes (the JSON of `drafthead bench`), and
+docs/results/*.json, the same for other backbones, each with a part of the page; and
 docs/transcript.txt, the output of `drafthead demo`. Nothing here computes a ratio: the counts were
-pooled and divided where they were measured.
+pooled and divided where they were measured. Reports of before lack fields, which stay empty.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drafthead.evaluation.report.table import (
+    all_arms,
+    choice_lines,
+    energy_words,
+    interval_cell,
+    peer_line,
+)
+
 ROOT = Path(__file__).resolve().parent.parent
-NOT_MEASURED = "_Not measured yet: `make bench` measures, `make docs` puts the numbers here._"
+NOT_MEASURED = "_Not measured yet: `make bench` measures, `make results` puts the numbers here._"
 NOT_RECORDED = (
     "_Not recorded yet: `drafthead demo > docs/transcript.txt` records, "
-    "`make docs` puts the text here._"
+    "`make results` puts the text here._"
 )
 NOTHING = "-"
 
@@ -59,11 +68,14 @@ def identical(arm: dict[str, Any]) -> str:
     return {True: "yes", False: "NO", None: NOTHING}[arm["identical"]]
 
 
-def speed_table(results: dict[str, Any]) -> str:
-    """Lay out the drafting arms, each beside plain decoding of the same task in the same run."""
+def speed_table(results: dict[str, Any], short: bool = False) -> str:
+    """Lay out the drafting arms, each beside plain decoding of the same task in the same run.
+
+    A short table has the tasks of the head alone, and of the other arms all tasks together.
+    """
     plain = {arm["task"]: arm for arm in results["arms"] if arm["drafter"] == "plain"}
     header = [
-        "Task", "Drafter", "Prompts", "τ", "tok/s plain", "tok/s", "Speed-up (p10-p90)",
+        "Task", "Drafter", "Prompts", "τ", "tok/s plain", "tok/s", "Speed-up (p10-p90)", "95 %",
         "Same tokens",
     ]  # fmt: skip
     rows = [
@@ -71,48 +83,63 @@ def speed_table(results: dict[str, Any]) -> str:
             arm["task"],
             arm["drafter"],
             number(arm["prompts"]),
-            number(arm["tau"], 2),
+            number(arm.get("tau"), 2),
             number(plain[arm["task"]]["tok_s"]["median"]),
             number(arm["tok_s"]["median"]),
             spread(arm["speedup_vs_plain"]),
+            interval_cell(arm["speedup_vs_plain"].get("ci95")),
             identical(arm),
         ]
-        for arm in results["arms"]
+        for arm in all_arms(results)
         if arm["drafter"] != "plain"
+        and not (short and arm["drafter"] != "mtp" and arm["task"] != "all")
     ]
     return table(header, rows)
 
 
-def readme_results(results: dict[str, Any] | None) -> str:
-    """Return the README's RESULTS block."""
-    if results is None:
+def readme_results(results: list[dict[str, Any]]) -> str:
+    """Return the README's RESULTS block: the first backbone's numbers."""
+    if not results:
         return NOT_MEASURED
+    first = results[0]
     return (
-        f"{speed_table(results)}\n\n{machine_line(results)} Both arms ran interleaved in one run; "
-        "`make bench` measures again, [docs/results.md](docs/results.md) has every count."
+        f"{speed_table(first, short=True)}\n\n{machine_line(first)} All arms ran interleaved in "
+        "one run; `make bench` measures again, [docs/results.md](docs/results.md) has every count."
     )
+
+
+def means_table(results: dict[str, Any]) -> str:
+    """Lay out the mean over the tasks of each drafter's pooled speed over each other's."""
+    rows = [
+        [drafter, other, number(ratio["mean"], 2), interval_cell(ratio["ci95"])]
+        for drafter, others in results["task_means"].items()
+        for other, ratio in others.items()
+    ]
+    return table(["Drafter", "Over", "Ratio", "95 %"], rows)
 
 
 def counts_table(results: dict[str, Any]) -> str:
     """Lay out every arm with its pooled counts."""
     header = [
         "Task", "Drafter", "Prompts", "Tokens", "Looped", "Passes", "Drafted", "Accepted", "τ",
-        "Accepted @1, @2, …", "tok/s (p10-p90)", "First token ms", "CPU s a token", "J a token",
+        "Accepted", "Accepted @1, @2, …", "tok/s (p10-p90)", "tok/s pooled", "First token ms",
+        "CPU s a token", "J a token",
     ]  # fmt: skip
     rows = [
         [
             arm["task"],
             arm["drafter"],
             *[number(arm[key]) for key in ("prompts", "tokens", "looped", "passes")],
-            *[number(arm[key]) for key in ("drafted", "accepted")],
-            number(arm["tau"], 2),
-            " ".join(number(rate, 2) for rate in arm["accept_at"] or []) or NOTHING,
+            *[number(arm.get(key)) for key in ("drafted", "accepted")],
+            *[number(arm.get(key), 2) for key in ("tau", "acceptance")],
+            " ".join(number(rate, 2) for rate in arm.get("accept_at") or []) or NOTHING,
             spread(arm["tok_s"], 0),
+            number(arm["tok_s"].get("pooled"), 1),
             number(arm["ttft_ms"], 1),
             number(arm["cpu_s_per_token"], 4),
             number(arm["joules_per_token"], 3),
         ]
-        for arm in results["arms"]
+        for arm in all_arms(results)
     ]
     return table(header, rows)
 
@@ -140,40 +167,65 @@ def cost_section(results: dict[str, Any]) -> str:
 def memory_section(results: dict[str, Any]) -> str:
     """Lay out what the backbone and each drafter hold in memory."""
     memory = results["memory"]
+    keys = ("weights_bytes", "embedding_bytes", "kv_bytes_per_token", "peak_bytes")
+    backbone = {
+        "weights_bytes": memory["backbone_bytes"],
+        "embedding_bytes": memory.get("embedding_bytes"),
+        "kv_bytes_per_token": memory["kv_bytes_per_token"],
+    }
     rows = [
-        [
-            "backbone",
-            number(memory["backbone_bytes"]),
-            number(memory["kv_bytes_per_token"]),
-            NOTHING,
-        ]
+        [name, *[number(use.get(key)) for key in keys]]
+        for name, use in {"backbone": backbone, **memory["drafters"]}.items()
     ]
-    rows += [
-        [name, *[number(use[key]) for key in ("weights_bytes", "kv_bytes_per_token", "peak_bytes")]]
-        for name, use in memory["drafters"].items()
-    ]
-    return table(["Part", "Weights bytes", "KV bytes a token", "Peak bytes"], rows)
-
-
-def results_page(results: dict[str, Any]) -> str:
-    """Return docs/results.md."""
-    introduction = (
-        f"{machine_line(results)} The words are those of the [glossary](glossary.md): τ is "
-        "committed tokens a verify pass, prefill excluded, and plain decoding is 1.00."
+    header = ["Part", "Weights bytes", "of it embeddings", "KV bytes a token", "Peak bytes"]
+    saves = memory.get("head_saves")
+    if saves is None:
+        return table(header, rows)
+    words = (
+        f"At {number(saves['context_tokens'])} tokens of context, a drafter of the head's width "
+        f"and layers that stood alone would add {number(saves['standalone_bytes'])} bytes of "
+        f"embedding table ({number(saves['embedding_bytes'])}) and of keys and values "
+        f"({number(saves['cache_bytes'])}); a second cache of the backbone would take "
+        f"{number(saves['second_cache_bytes'])}."
     )
+    return f"{table(header, rows)}\n\n{words}"
+
+
+def backbone_part(results: dict[str, Any], level: str) -> list[str]:
+    """Return the sections of one report, under headings of this level."""
     parts = [
-        "<!-- Generated by scripts/make_results.py (`make docs`) from results.json. -->",
-        "# Results",
-        introduction,
-        "## Against plain decoding",
+        machine_line(results),
+        f"{level} Against plain decoding",
         speed_table(results),
-        "## Every arm",
+        f"{level} Every arm",
         counts_table(results),
-        "## Cost",
+        energy_words(results.get("energy")),
+        *choice_lines(results),
+        *map(peer_line, results.get("peers", [])),
+        f"{level} Cost",
         cost_section(results),
-        "## Memory",
+        f"{level} Memory",
         memory_section(results),
     ]
+    if results.get("task_means"):
+        parts[3:3] = [f"{level} One over another, mean over the tasks", means_table(results)]
+    return parts
+
+
+def results_page(results: list[dict[str, Any]]) -> str:
+    """Return docs/results.md."""
+    parts = [
+        "<!-- Generated by scripts/make_results.py (`make results`) from the benches' JSON. -->",
+        "# Results",
+        "What each column means and how it is measured: [measuring.md](measuring.md). The words "
+        "are those of the [glossary](glossary.md): τ is committed tokens a verify pass, prefill "
+        "excluded, and plain decoding is 1.00.",
+    ]
+    if len(results) == 1:
+        parts += backbone_part(results[0], "##")
+    else:
+        for one in results:
+            parts += [f"## {one['backbone']['name']}", *backbone_part(one, "###")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -193,15 +245,17 @@ def fill(text: str, block: str, content: str) -> str:
 
 def render(root: Path) -> dict[Path, str]:
     """Return what each generated file of the project at `root` should hold."""
-    source, transcript = root / "docs" / "results.json", root / "docs" / "transcript.txt"
-    results = json.loads(source.read_text(encoding="utf-8")) if source.exists() else None
+    docs = root / "docs"
+    transcript = docs / "transcript.txt"
+    sources = [docs / "results.json", *sorted((docs / "results").glob("*.json"))]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sources if path.exists()]
     recorded = NOT_RECORDED
     if transcript.exists():
         recorded = f"```text\n{transcript.read_text(encoding='utf-8').strip()}\n```"
     readme = fill((root / "README.md").read_text(encoding="utf-8"), "TRANSCRIPT", recorded)
     pages = {root / "README.md": fill(readme, "RESULTS", readme_results(results))}
-    if results is not None:
-        pages[root / "docs" / "results.md"] = results_page(results)
+    if results:
+        pages[docs / "results.md"] = results_page(results)
     return pages
 
 
@@ -218,7 +272,7 @@ def main() -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     if stale:
-        print(f"{', '.join(stale)} not up to date with docs/: run 'make docs'.", file=sys.stderr)
+        print(f"{', '.join(stale)} not up to date with docs/: run 'make results'.", file=sys.stderr)
     return 1 if stale else 0
 
 

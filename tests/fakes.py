@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from drafthead.backbone.handle import Pass
+from drafthead.backbone.handle import Pass, Segment
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafting import DrafterState
 from drafthead.errors import NumericsError
@@ -117,6 +117,25 @@ class ScriptedBackbone:
         chosen = np.array(tokens if want != "hidden" else [], np.int32)
         logits = np.eye(self.vocab_size, dtype=np.float32)[tokens] if want == "logits" else None
         return Pass(np.array(hidden, np.float32), chosen, logits)
+
+
+class ScriptedPeer:
+    """A peer that answers as a session's scripted backbone does, with the checks of its cache."""
+
+    name, version, build, threads = "llama.cpp", "binding 1.0", "CPU : AVX = 1 | NEON = 0", 1
+
+    def __init__(self, session, context=4096):
+        self.backbone, self.context = session.backbone, context
+        self.cache = self.backbone.new_cache(context)
+
+    def rollback(self, length):
+        self.cache.rollback(length)
+
+    def choose(self, tokens):
+        return int(self.choose_rows(tokens)[-1])
+
+    def choose_rows(self, tokens):
+        return self.backbone.forward([Segment(self.cache, tokens)], want="tokens").tokens
 
 
 class ByteTokenizer:

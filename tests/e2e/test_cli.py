@@ -68,6 +68,7 @@ def test_a_file_that_is_no_model_is_one_sentence(tmp_path):
         (["bench", "--limit", "0"], 2),
         (["bench", "--drafters", "plain,eagle"], 1),
         (["bench", "--peers", "another"], 1),
+        (["bench", "--peer-draft-model", "x.gguf"], 1),
         (["fly"], 2),
     ],
 )
@@ -195,13 +196,15 @@ def test_bench_json_has_both_arms_identical(head, tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert json.loads((tmp_path / "bench.json").read_text()) == report
+    assert (tmp_path / "bench.html").is_file() and (tmp_path / "bench.md").is_file()
+    assert report["samples"] and report["energy"].keys() == {"source", "reason"}
     assert {"machine", "backbone", "drafthead", "cost", "arms", "peers", "memory"} <= set(report)
     assert report["backbone"]["file"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     pooled = [arm for arm in report["arms"] if arm["task"] == "all"]
     assert [(arm["drafter"], arm["identical"]) for arm in pooled] == [
         ("plain", True), ("mtp", True),
     ]  # fmt: skip
-    assert report["cost"]["rows_ms"].keys() == {"1", "2", "4", "8"}
+    assert report["cost"]["rows_ms"].keys() == {"1", "2", "3", "4", "6", "8"}
     assert report["cost"]["draft_step_ms"]["mtp"] > 0
     memory = report["memory"]["drafters"]
     assert memory["mtp"]["kv_bytes_per_token"] == 0 < memory["mtp"]["weights_bytes"]

@@ -9,21 +9,14 @@ from functools import partial
 
 import pytest
 
-from drafthead.backbone.handle import Segment
-from drafthead.cli.bench import choice_lines
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, FileError, RequestError, UnsupportedError
-from drafthead.evaluation.machine import EnergyMeter
+from drafthead.evaluation.energy import EnergyMeter
 from drafthead.evaluation.metrics import Answer, arm_lines, spread
-from drafthead.evaluation.peers import (
-    BATCH_ROWS,
-    LlamaCpp,
-    answer_plainly,
-    llama_cpp,
-    peer_section,
-)
+from drafthead.evaluation.peer_answers import answer_with_peer, peer_section
+from drafthead.evaluation.peers import BATCH_ROWS, LlamaCpp, llama_cpp
 from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
-from drafthead.evaluation.report import all_arms, markdown_table, peer_line, write_report
+from drafthead.evaluation.report.table import all_arms, choice_lines, markdown_table, peer_line
 from drafthead.evaluation.runner import run_arms
 from drafthead.types import DecodeStats, SourceCounts
 from tests import fakes
@@ -160,19 +153,6 @@ def test_an_answer_of_one_token_has_no_speed_and_breaks_nothing():
     assert spread([]) == {"median": None, "p10": None, "p90": None}
 
 
-def test_report_is_written_as_json_and_markdown(tmp_path):
-    lines = arm_lines(run_arms(arms(), rows("x"), 50))
-    machine = {"cpu": "c", "threads": 1, "isa": "scalar"}
-    report = {"drafthead": "0", "machine": machine, "backbone": {"name": "b"}, "arms": lines}
-    report["peers"] = []
-    write_report(report, tmp_path / "new")
-    assert json.loads((tmp_path / "new/bench.json").read_text()) == report
-    table = markdown_table(lines)
-    assert table in (tmp_path / "new/bench.md").read_text()
-    assert table.count("\n") == 2 + 4
-    assert "| x | plain | 1 | 16 | 1.00 |" in table
-
-
 def test_prompt_files_are_read_plain_or_gzipped_and_unknown_keys_ignored(tmp_path):
     lines = [
         {"id": "1", "task": "t", "prompt": "hi", "group": "g"},
@@ -263,24 +243,8 @@ def test_energy_adds_packages_and_follows_a_wrapped_counter(tmp_path):
     assert meter.lap_joules() == 0
 
 
-class ScriptedPeer:
-    """A peer that answers as the scripted backbone does."""
-
-    name, version, build, threads = "llama.cpp", "binding 1.0", "CPU : AVX = 1 | NEON = 0", 1
-
-    def __init__(self, session, context=4096):
-        self.backbone, self.context = session.backbone, context
-        self.cache = self.backbone.new_cache(context)
-
-    def rollback(self, length):
-        self.cache.rollback(length)
-
-    def choose(self, tokens):
-        return int(self.backbone.forward([Segment(self.cache, tokens)], want="tokens").tokens[-1])
-
-
 def run_with_peer(peer, made, *names, max_tokens=50):
-    answering = {peer.name: partial(answer_plainly, peer, made["plain"])}
+    answering = {peer.name: partial(answer_with_peer, peer, None, made["plain"])}
     return run_arms(made, rows(*names), max_tokens, peers=answering)
 
 
@@ -288,8 +252,8 @@ def test_a_peer_takes_turns_and_ends_by_the_same_rules():
     """Same tokens in, same end, one warm-up that is not counted, and its own section after."""
     made = arms()
     seen = []
-    peer = ScriptedPeer(made["plain"])
-    answering = {peer.name: partial(answer_plainly, peer, made["plain"])}
+    peer = fakes.ScriptedPeer(made["plain"])
+    answering = {peer.name: partial(answer_with_peer, peer, None, made["plain"])}
     run_arms(made, rows("x", "y"), 50, 1, True, lambda a: seen.append(a.drafter), answering)
     assert seen == ["plain", "mtp", "llama.cpp", "mtp", "llama.cpp", "plain"]
     for max_tokens in (1, 3, 50):
@@ -303,9 +267,10 @@ def test_a_peer_takes_turns_and_ends_by_the_same_rules():
 def test_a_peer_has_its_own_section_and_a_row_of_the_table():
     """Fields of drafting are left out; its tokens were never promised to be the same."""
     made = arms()
-    peer = ScriptedPeer(made["plain"])
-    lines = arm_lines(run_with_peer(peer, made, "x", "y"))
-    section = peer_section(peer, lines)
+    peer = fakes.ScriptedPeer(made["plain"])
+    answers = run_with_peer(peer, made, "x", "y")
+    lines = arm_lines(answers)
+    section = peer_section(peer, [], lines, answers)
     assert [(arm["drafter"], arm["task"]) for arm in section["arms"]] == [
         ("plain", "x"), ("plain", "y"), ("plain", "all"),
     ]  # fmt: skip

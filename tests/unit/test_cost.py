@@ -1,4 +1,4 @@
-"""Laws of the cost report: break-even, roofline, loading."""
+"""Laws of the cost report: roofline, loading, times."""
 
 from __future__ import annotations
 
@@ -10,50 +10,13 @@ import pytest
 from drafthead import _native
 from drafthead.errors import CapacityError, FileError, RequestError
 from drafthead.evaluation import cost
-from drafthead.evaluation.cost import (
-    acceptance_for_tau,
-    break_even,
-    cost_report,
-    expected_tau,
-    interleaved_ms,
-    measure_cost,
-)
+from drafthead.evaluation.cost import cost_report, interleaved_ms, measure_cost
 from drafthead.evaluation.loading import Loading, measure_loading
 from drafthead.evaluation.roofline import Work, limits
 from drafthead.gguf.reader import read_gguf
 from drafthead.gguf.spec import model_spec
 from tests import fakes
 from tests.tiny import TinySpec, write_tiny_llama
-
-
-def test_expected_tau_is_the_geometric_sum():
-    """Leviathan et al., equation 1."""
-    for acceptance in (0.0, 0.3, 0.9):
-        closed = (1 - acceptance**5) / (1 - acceptance)
-        assert expected_tau(acceptance, 4) == pytest.approx(closed)
-    assert expected_tau(1.0, 4) == 5
-
-
-def test_break_even_acceptance_reaches_the_needed_tau():
-    for k in (1, 3, 7):
-        for needed in (1.0, 1.2, 1.9):
-            acceptance = acceptance_for_tau(needed, k)
-            assert acceptance is not None
-            assert expected_tau(acceptance, k) == pytest.approx(needed)
-
-
-def test_where_certain_drafts_do_not_pay_there_is_no_break_even():
-    """H3: a pass of two rows plus a draft that costs more than two passes never wins."""
-    assert acceptance_for_tau(2.1, 1) is None
-    lines = break_even({"1": 10.0, "2": 15.0, "4": 20.0}, step_ms=6.0)
-    assert lines["1"] == {"tau": 2.1, "acceptance": None}
-    assert lines["3"]["tau"] == 3.8
-    assert 0.9 < lines["3"]["acceptance"] < 1.0
-
-
-def test_without_a_head_there_is_nothing_to_break_even():
-    assert break_even({"1": 10.0, "2": 15.0}, None) == {}
-
 
 LOADING = Loading(
     load_ms=5.0,

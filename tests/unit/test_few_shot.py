@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drafthead.drafters.base import NoDrafter
+from drafthead.evaluation.energy import EnergyMeter
 from drafthead.evaluation.few_shot import HEADING, SEPARATOR, few_shot_ends, few_shot_text
-from drafthead.evaluation.machine import EnergyMeter
 from drafthead.evaluation.prompts import end_ids, parse_row, prompt_ids
 from drafthead.evaluation.runner import answer_one
 from drafthead.evaluation.worked_examples import EXAMPLES, GENERAL

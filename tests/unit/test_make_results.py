@@ -79,14 +79,58 @@ def test_numbers_are_those_of_the_file(script, project):
     (project / "docs" / "transcript.txt").write_text("a demo\n", encoding="utf-8")
     pages = script.render(project)
     readme, page = pages[project / "README.md"], pages[project / "docs" / "results.md"]
-    row = "| all | mtp | 3 | 2.50 | 100 | 150 | 1.50 (1.40-1.60) | NO |"
+    row = "| all | mtp | 3 | 2.50 | 100 | 150 | 1.50 (1.40-1.60) | - | NO |"
     assert row in readme
     assert row in page
     assert "```text\na demo\n```" in readme
     assert "CPU-1: 2 cores, 2 threads, scalar, 10.0 GB/s" in readme
     assert "| pass of 4 rows | 3.000 | 1.50 |" in page
     assert "| draft step of plain | - | - |" in page
-    assert "| mtp | 300 | 0 | 400 |" in page
+    assert "| mtp | 300 | - | 0 | 400 |" in page
+
+
+def test_each_backbone_has_a_part_and_new_fields_their_columns(script, project):
+    """The second file needs no field of the first; the README shows the first alone, in short."""
+    second = json.loads(json.dumps(RESULTS))
+    second["backbone"]["name"] = "larger"
+    second["arms"][1]["speedup_vs_plain"]["ci95"] = [1.3, 1.7]
+    second["arms"].append(arm("ngram", drafted=80, accepted=20, acceptance=0.25, task="x"))
+    second["arms"].append(arm("plain", task="x"))
+    second["task_means"] = {"mtp": {"plain": {"mean": 1.45, "ci95": [1.4, 1.5]}}}
+    second["peers"] = [
+        {
+            "name": "other",
+            "version": "binding 1",
+            "threads": 2,
+            "build": "CPU : AVX2 = 1 | SVE = 0",
+            "arms": [arm("plain"), arm("lookup", tau=1.5)],
+            "agrees_with_own_plain": {"lookup": {"same_answers": 2, "answers": 3}},
+        }
+    ]
+    second["energy"] = {"source": "rapl", "reason": None}
+    second["memory"]["head_saves"] = {
+        "context_tokens": 10, "embedding_bytes": 1000, "cache_bytes": 200,
+        "standalone_bytes": 1200, "second_cache_bytes": 6400,
+    }  # fmt: skip
+    (project / "docs" / "results.json").write_text(json.dumps(RESULTS), encoding="utf-8")
+    (project / "docs" / "results").mkdir()
+    path = project / "docs" / "results" / "larger.json"
+    path.write_text(json.dumps(second), encoding="utf-8")
+    pages = script.render(project)
+    page, readme = pages[project / "docs" / "results.md"], pages[project / "README.md"]
+    assert "## tiny" in page and "## larger" in page
+    assert "1.50 (1.40-1.60) | 1.30-1.70 | NO |" in page
+    assert "| mtp | plain | 1.45 | 1.40-1.50 |" in page
+    assert "| all | other+lookup | 3 | 1.50 | 100 | 100 | 1.00 (1.00-1.00) | - | - |" in page
+    assert "other: binding 1, 2 threads, built with AVX2; the same file" in page
+    assert "With lookup it gave 2 of 3 answers as without." in page
+    assert page.count("Joules were not measured: this report does not say why.") == 1
+    assert page.count("Joules are from the source rapl.") == 1
+    assert "would add 1,200 bytes" in page and "would take 6,400." in page
+    assert "larger" not in readme and "1.30-1.70" not in readme
+    (project / "docs" / "results.json").unlink()
+    readme = script.render(project)[project / "README.md"]
+    assert "1.30-1.70" in readme and "ngram" not in readme
 
 
 def test_rendering_twice_changes_nothing(script, project):

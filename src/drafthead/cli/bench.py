@@ -13,12 +13,16 @@ from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
     from drafthead.evaluation.metrics import Answer
+    from drafthead.evaluation.peer_drafting import PeerDrafter
     from drafthead.evaluation.peers import LlamaCpp
     from drafthead.evaluation.prompts import PromptRow
     from drafthead.session import Session
 
+    Peers = list[tuple[LlamaCpp, list[PeerDrafter]]]
+
 DEFAULT_ARMS = ("plain", "mtp")
 BUILT_IN_PROMPTS = 20
+COST_ROWS = (1, 2, 3, 4, 6, 8)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,18 +61,33 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--repeat", type=output.count, default=1, help="times everything is done")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repeating answers")
     parser.add_argument("--peers", type=output.names, default=[], help="other engines: llama.cpp")
-    parser.add_argument("--report", type=Path, default=None, help="folder for bench.json and .md")
+    parser.add_argument(
+        "--peer-draft-model",
+        type=Path,
+        default=None,
+        help="GGUF that drafts in llama.cpp; without it that of the arm standalone, if any",
+    )
+    parser.add_argument(
+        "--report", type=Path, default=None, help="folder for bench.html, bench.md and bench.json"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and write the report."""
-    from drafthead.evaluation.report import COLUMNS, all_arms, arm_rows, peer_line, write_report
+    from drafthead.evaluation.report.files import write_report
+    from drafthead.evaluation.report.table import (
+        COLUMNS,
+        all_arms,
+        arm_rows,
+        choice_lines,
+        peer_line,
+    )
 
     check(args)
     rows = read_rows(args)
     arms = open_arms(args)
-    report = measure(args, arms, open_peers(args, next(iter(arms.values())), rows), rows)
+    report = measure(args, arms, open_peers(args, arms, rows), rows)
     if args.report is not None:
         write_report(report, args.report)
     if args.json:
@@ -81,21 +100,6 @@ def run(args: argparse.Namespace) -> int:
     for peer in report["peers"]:
         print(peer_line(peer))
     return 0
-
-
-def choice_lines(report: dict[str, Any]) -> list[str]:
-    """For each arm that chooses between drafters: whose drafts were verified, and why."""
-    lines = []
-    for name, why in report["choices"].items():
-        arm = next(x for x in report["arms"] if (x["drafter"], x["task"]) == (name, "all"))
-        drafts = sum(counts["drafts"] for counts in arm["sources"].values())
-        shares = [
-            f"{counts['drafts'] / drafts:.0%} of the drafts from {source}, "
-            f"{counts['accepted']} of {counts['drafted']} tokens accepted"
-            for source, counts in arm["sources"].items()
-        ]
-        lines.append(f"{name}: {'; '.join([*shares, why])}.")
-    return lines
 
 
 def check(args: argparse.Namespace) -> None:
@@ -117,7 +121,12 @@ def check(args: argparse.Namespace) -> None:
                 f"There is no peer {', '.join(strangers)}; the peers are {', '.join(PEERS)}."
             )
         llama_cpp()
+    if args.peer_draft_model is not None and not args.peers:
+        raise RequestError("--peer-draft-model drafts in llama.cpp: add --peers llama.cpp.")
     if args.report is not None:
+        from drafthead.evaluation.report.drawing import check_matplotlib
+
+        check_matplotlib()
         args.report.mkdir(parents=True, exist_ok=True)
 
 
@@ -193,40 +202,54 @@ def idle_sentence(name: str, arm: Session) -> str:
     return f"The arm {name} cannot draft: {arm.drafter.reason}."
 
 
-def open_peers(args: argparse.Namespace, session: Session, rows: list[PromptRow]) -> list[LlamaCpp]:
+def open_peers(args: argparse.Namespace, arms: dict[str, Session], rows: list[PromptRow]) -> Peers:
     """Each peer on the same file, with the same threads and room for the longest answer."""
     if not args.peers:
         return []
+    from drafthead.evaluation.peer_drafting import DraftModel, PromptLookup
     from drafthead.evaluation.peers import LlamaCpp
     from drafthead.evaluation.prompts import prompt_ids
 
-    longest = max(len(prompt_ids(session, row)) for row in rows)
+    session = next(iter(arms.values()))
+    longest = max(
+        len(prompt_ids(session, row))
+        + len(row.later) * args.max_tokens
+        + len(session.encode(" ".join(row.later), raw=True))
+        for row in rows
+    )
     context = min(longest + args.max_tokens, session.context)
-    return [LlamaCpp(session.backbone.path, session.backbone.threads, context)]
+    peer = LlamaCpp(session.backbone.path, session.backbone.threads, context)
+    drafters: list[PeerDrafter] = [PromptLookup()]
+    model = args.peer_draft_model or draft_model_path(arms)
+    if model is not None:
+        drafters.append(DraftModel(model, peer))
+    return [(peer, drafters)]
+
+
+def draft_model_path(arms: dict[str, Session]) -> Path | None:
+    """The file of the first arm that drafts with a model of its own."""
+    from drafthead.drafters.standalone import StandaloneDrafter
+
+    drafting = (arm.drafting for arm in arms.values())
+    return next((d.model.path for d in drafting if isinstance(d, StandaloneDrafter)), None)
 
 
 def measure(
-    args: argparse.Namespace,
-    arms: dict[str, Session],
-    peers: list[LlamaCpp],
-    rows: list[PromptRow],
+    args: argparse.Namespace, arms: dict[str, Session], peers: Peers, rows: list[PromptRow]
 ) -> dict[str, Any]:
     """Answer every prompt with every arm, then time single passes; the object of `bench --json`."""
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-    from drafthead import __version__
-    from drafthead.drafters.ngram_mtp import NgramMtpDrafter
-    from drafthead.evaluation.cost import draft_steps_ms, measure_cost
-    from drafthead.evaluation.machine import describe
-    from drafthead.evaluation.memory import memory_section
-    from drafthead.evaluation.metrics import arm_lines
-    from drafthead.evaluation.peers import answer_plainly, peer_section
+    from drafthead.evaluation.peer_answers import answer_with_peer, arm_name
     from drafthead.evaluation.runner import run_arms
 
     session = next(iter(arms.values()))
-    drafting = arms.get("mtp", session)
+    others = {
+        arm_name(peer, drafter): partial(answer_with_peer, peer, drafter, session)
+        for peer, drafters in peers
+        for drafter in (None, *drafters)
+    }
     bar = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    others = {peer.name: partial(answer_plainly, peer, session) for peer in peers}
     with output.progress("answers", *bar) as progress:
         total = len(rows) * (len(arms) + len(others)) * args.repeat
         task = progress.add_task("answers", total=total)
@@ -237,8 +260,30 @@ def measure(
         answers = run_arms(
             arms, rows, args.max_tokens, args.repeat, not args.keep_loops, on_answer, others
         )
-    lines = arm_lines(answers)
-    costs = measure_cost(drafting, (1, 2, 4, 8))
+    return summed_up(args, arms, peers, rows, answers)
+
+
+def summed_up(
+    args: argparse.Namespace,
+    arms: dict[str, Session],
+    peers: Peers,
+    rows: list[PromptRow],
+    answers: list[Answer],
+) -> dict[str, Any]:
+    """The report of the answers, with the cost of passes, timed now, and the memory."""
+    from drafthead import __version__
+    from drafthead.drafters.ngram_mtp import NgramMtpDrafter
+    from drafthead.evaluation.cost import draft_steps_ms, measure_cost
+    from drafthead.evaluation.energy import EnergyMeter
+    from drafthead.evaluation.machine import describe
+    from drafthead.evaluation.memory import memory_section
+    from drafthead.evaluation.metrics import arm_lines, task_means
+    from drafthead.evaluation.peer_answers import peer_section
+    from drafthead.evaluation.samples import sample_section
+
+    session = next(iter(arms.values()))
+    drafting = arms.get("mtp", session)
+    lines, costs = arm_lines(answers), measure_cost(drafting, COST_ROWS)
     return {
         "drafthead": __version__,
         "machine": describe(session.backbone.threads),
@@ -254,6 +299,8 @@ def measure(
         "cost": {
             "rows_ms": costs["rows_ms"],
             "draft_step_ms": draft_steps_ms(arms),
+            "break_even": costs["break_even"],
+            "best_draft": costs["best_draft"],
             "bytes_per_token": session.backbone.pass_bytes,
         },
         "choices": {
@@ -262,6 +309,8 @@ def measure(
             if isinstance(arm.drafting, NgramMtpDrafter)
         },
         "arms": [line for line in lines if line["drafter"] in arms],
-        "peers": [peer_section(peer, lines) for peer in peers],
+        "task_means": task_means(answers),
+        "peers": [peer_section(peer, drafters, lines, answers) for peer, drafters in peers],
+        "energy": EnergyMeter().section(),
         "memory": memory_section(arms),
-    }
+    } | ({"samples": sample_section(answers, rows)} if args.report else {})

@@ -72,6 +72,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
         f"{report['bytes_per_pass']:,} bytes a pass, {report['bandwidth_share']:.0%} of "
         f"{report['memory_read_gb_s']} GB/s; {report['multiply_adds_per_row']:,} multiply-adds a "
         f"row, at most {report['integer_peak_g_s']:,.0f} G/s.",
+        *best_draft_lines(report),
         f"Prompt of {prompt['tokens']} tokens: {prompt['tok_s']:,.0f} tok/s, {prompt['share']:.0%} "
         f"of the {prompt['limit_tok_s']:,.0f} that the multiply-adds allow.",
         f"Loading takes {report['load_ms']:,.0f} ms. Of a file of {megabytes['file_bytes']}, "
@@ -82,3 +83,12 @@ def sentences(report: dict[str, Any]) -> list[str]:
         f"{megabytes['metadata_bytes']}, the tokenizer {megabytes['text_bytes']}, a token of "
         f"context {memory['kv_bytes_per_token']:,} bytes.",
     ]
+
+
+def best_draft_lines(report: dict[str, Any]) -> list[str]:
+    """The best draft length at each acceptance, where there is a drafter."""
+    found = [
+        f"{best['draft_tokens']} at {acceptance} ({best['speedup']:.2f}x)"
+        for acceptance, best in report["best_draft"].items()
+    ]
+    return [f"Best draft length by acceptance: {', '.join(found)}."] if found else []

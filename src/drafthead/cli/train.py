@@ -263,7 +263,7 @@ def _columns() -> tuple[Any, ...]:
 
 def report(command: Command, result: dict[str, Any]) -> None:
     """For people: the table of both arms, and how to use the head."""
-    from drafthead.evaluation.report import COLUMNS, arm_rows
+    from drafthead.evaluation.report.table import COLUMNS, arm_rows
 
     if "arms" in result:
         print(output.aligned([title for _, title in COLUMNS], arm_rows(result["arms"]), left=2))

@@ -24,6 +24,7 @@ from drafthead.decoding.loop import prefill
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.drafters.standalone import StandaloneDrafter, likeliest
 from drafthead.errors import CapacityError, RequestError
+from drafthead.evaluation.break_even import best_draft, break_even
 from drafthead.evaluation.loading import Loading, measure_loading
 from drafthead.evaluation.machine import BANDWIDTH_BYTES, MemoryReader
 from drafthead.evaluation.roofline import Limit, Work, limits
@@ -51,7 +52,7 @@ def measure_cost(
 
     Returns:
         `rows_ms` and `v` by number of rows, `draft_step_ms` (None without either), `break_even`
-        by draft length (see `break_even`).
+        by draft length (see `break_even`), `best_draft` by acceptance (see `best_draft`).
 
     Raises:
         RequestError: a size or the context is below 1; CapacityError: they do not fit.
@@ -132,6 +133,7 @@ def cost_lines(times_ms: Mapping[str, float]) -> dict[str, Any]:
         "v": {name: round(rows_ms[name] / rows_ms["1"], 4) for name in rows_ms if name != "1"},
         "draft_step_ms": None if step_ms is None else round(step_ms, 4),
         "break_even": break_even(rows_ms, step_ms),
+        "best_draft": best_draft(rows_ms, step_ms),
     }
 
 
@@ -227,47 +229,3 @@ def interleaved_ms(jobs: Mapping[str, Callable[[], object]], rounds: int) -> dic
             if round_index > 0:
                 times[name].append(1000 * (perf_counter() - started))
     return {name: median(values) for name, values in times.items()}
-
-
-def break_even(
-    rows_ms: dict[str, float], step_ms: float | None
-) -> dict[str, dict[str, float | None]]:
-    """For each draft length k whose pass of k + 1 rows was timed: when does drafting pay?
-
-    Drafting k tokens costs v(k + 1) + k c one-row passes, so tau must reach that number. Where
-    each draft token is accepted with the same probability a, tau = (1 - a^(k+1)) / (1 - a)
-    (Leviathan et al., arXiv 2211.17192, equation 1); `acceptance` is the a that reaches it, None
-    where even certain drafts do not pay.
-    """
-    if step_ms is None:
-        return {}
-    lines = {}
-    for name, pass_ms in rows_ms.items():
-        k = int(name) - 1
-        if k > 0:
-            needed = (pass_ms + k * step_ms) / rows_ms["1"]
-            acceptance = acceptance_for_tau(needed, k)
-            lines[str(k)] = {
-                "tau": round(needed, 4),
-                "acceptance": None if acceptance is None else round(acceptance, 4),
-            }
-    return lines
-
-
-def expected_tau(acceptance: float, k: int) -> float:
-    """Tokens a pass with k draft tokens, each accepted with the given probability."""
-    return sum(acceptance**step for step in range(k + 1))
-
-
-def acceptance_for_tau(needed: float, k: int) -> float | None:
-    """The acceptance at which `expected_tau` reaches `needed`; None where it never does."""
-    if needed > k + 1:
-        return None
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if expected_tau(middle, k) < needed:
-            low = middle
-        else:
-            high = middle
-    return high

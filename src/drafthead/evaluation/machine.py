@@ -1,4 +1,4 @@
-"""What the numbers were measured on: processor, instruction set, memory bandwidth, energy."""
+"""What the numbers were measured on: processor, instruction set, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from time import perf_counter
 from drafthead import _native
 from drafthead.backbone.handle import default_threads
 
-POWERCAP = Path("/sys/class/powercap")
 BANDWIDTH_BYTES = 256 << 20
 BANDWIDTH_ROUNDS = 5
 
@@ -62,34 +61,3 @@ def describe(threads: int) -> dict[str, object]:
         "threads": threads,
         "memory_read_gb_s": round(memory_read_gb_s(threads), 1),
     }
-
-
-class EnergyMeter:
-    """Joules of the processor packages since the start, from the kernel's powercap counters."""
-
-    def __init__(self, root: Path = POWERCAP) -> None:
-        # Sub-zones such as intel-rapl:0:1 are part of their package and would count twice.
-        zones = [zone for zone in root.glob("*rapl:*") if zone.name.count(":") == 1]
-        self._zones = [zone for zone in zones if _read_int(zone / "energy_uj") is not None]
-        self._last = [_read_int(zone / "energy_uj") or 0 for zone in self._zones]
-
-    def lap_joules(self) -> float | None:
-        """Joules since the last lap, wrapped counters put right; None where nothing is exposed."""
-        if not self._zones:
-            return None
-        microjoules = 0
-        for index, zone in enumerate(self._zones):
-            now = _read_int(zone / "energy_uj") or self._last[index]
-            change = now - self._last[index]
-            if change < 0:
-                change += _read_int(zone / "max_energy_range_uj") or 0
-            microjoules += change
-            self._last[index] = now
-        return microjoules / 1e6
-
-
-def _read_int(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

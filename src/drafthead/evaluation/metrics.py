@@ -2,7 +2,9 @@
 
 `speedup_vs_plain` is per prompt the drafter's decode speed over plain's in the same run, given as
 median, p10 and p90 over the prompts; its `pooled` is total speed over total speed, that is total
-tokens over total decode time of the one arm divided by that of the other.
+tokens over total decode time of the one arm divided by that of the other. `ci95` and `pooled_ci95`
+are their 95 % intervals (bootstrap.py), null for fewer than two prompts. `speedup_vs` has the same
+against every other drafter of the run, `task_means` the mean over tasks of pooled ratios.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from drafthead.decoding.stats import accept_at, decode_tok_s, pool, tau
-from drafthead.types import DecodeStats
+from drafthead.evaluation.bootstrap import (
+    Pairs,
+    median_interval,
+    pooled_interval,
+    task_mean_interval,
+)
+from drafthead.types import DecodeStats, TokenEvent
 
 PLAIN = "plain"
 ALL_TASKS = "all"
@@ -23,7 +31,8 @@ ALL_TASKS = "all"
 class Answer:
     """What one arm did with one prompt.
 
-    cpu_s and joules are of the decode passes, prefill excluded.
+    cpu_s and joules are of the decode passes, prefill excluded. events: the tokens with their text
+    and whether they were drafted, kept of the answers that a report shows.
     """
 
     drafter: str
@@ -35,6 +44,7 @@ class Answer:
     ttft_ms: float
     cpu_s: float
     joules: float | None
+    events: tuple[TokenEvent, ...] = ()
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
@@ -72,8 +82,11 @@ def arm_line(
         "dropped": total.dropped,
         "committed": total.committed,
         "tau": rounded(tau(total)),
+        "acceptance": rounded(total.accepted / total.drafted if total.drafted else None),
         "accept_at": [rounded(rate) for rate in accept_at(total)],
         "sources": {name: asdict(counts) for name, counts in total.sources.items()},
+        "tested_at": total.tested_at,
+        "accepted_at": total.accepted_at,
         "tok_s": spread(speeds) | {"pooled": rounded(decode_tok_s(total))},
         "speedup_vs_plain": speedup(mine, plain),
         "ttft_ms": spread([answer.ttft_ms for answer in mine])["median"],
@@ -83,13 +96,32 @@ def arm_line(
     }
 
 
-def speedup(mine: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, float | None]:
-    """Decode speed over plain's: over the prompts, and pooled."""
-    pairs = [(decode_tok_s(a.stats), decode_tok_s(b.stats)) for a, b in zip(mine, plain)]  # noqa: B905
+def speedup(mine: Sequence[Answer], base: Sequence[Answer]) -> dict[str, object]:
+    """Decode speed over another arm's: over the prompts, and pooled."""
+    pairs = [(decode_tok_s(a.stats), decode_tok_s(b.stats)) for a, b in zip(mine, base)]  # noqa: B905
     ratios = [speed / base for speed, base in pairs if speed and base]
-    pooled = [decode_tok_s(pool(answer.stats for answer in arm)) for arm in (mine, plain)]
-    ratio = pooled[0] / pooled[1] if pooled[0] and pooled[1] else None
-    return spread(ratios) | {"pooled": rounded(ratio)}
+    paired = paired_counts(mine, base)
+    return spread(ratios) | {
+        "pooled": rounded(pooled_ratio(mine, base)),
+        "ci95": median_interval(paired),
+        "pooled_ci95": pooled_interval(paired),
+    }
+
+
+def pooled_ratio(mine: Sequence[Answer], base: Sequence[Answer]) -> float | None:
+    """Total speed over total speed; None where an arm has none."""
+    speeds = [decode_tok_s(pool(answer.stats for answer in arm)) for arm in (mine, base)]
+    return speeds[0] / speeds[1] if speeds[0] and speeds[1] else None
+
+
+def paired_counts(mine: Sequence[Answer], base: Sequence[Answer]) -> Pairs:
+    """What is drawn from: both arms' tokens and times of each prompt; nothing without a base."""
+    both = list(zip(mine, base)) if base else []  # noqa: B905
+    counts = [(a.stats, b.stats) for a, b in both]
+    return Pairs.of(
+        [f"{a.task}\0{a.prompt_id}" for a, _ in both],
+        [(a.committed, a.decode_ms, b.committed, b.decode_ms) for a, b in counts],
+    )
 
 
 def identical(mine: Sequence[Answer], plain: Sequence[Answer]) -> bool | None:
@@ -111,14 +143,57 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 
 def arm_lines(answers: Sequence[Answer]) -> list[dict[str, object]]:
     """The `arms` of a report: for each drafter its tasks in order of appearance, then "all"."""
-    drafters = list(dict.fromkeys(answer.drafter for answer in answers))
-    tasks = list(dict.fromkeys(answer.task for answer in answers))
+    drafters, tasks = names_of(answers)
 
     def of(drafter: str, task: str) -> list[Answer]:
         return [a for a in answers if a.drafter == drafter and task in (a.task, ALL_TASKS)]
 
     return [
         arm_line(drafter, task, of(drafter, task), of(PLAIN, task))
+        | {
+            "speedup_vs": {
+                other: speedup(of(drafter, task), of(other, task))
+                for other in drafters
+                if PLAIN not in (drafter, other) and other != drafter
+            }
+        }
         for drafter in drafters
         for task in (*tasks, ALL_TASKS)
     ]
+
+
+def names_of(answers: Sequence[Answer]) -> tuple[list[str], list[str]]:
+    """The drafters and the tasks, each in order of appearance."""
+    drafters = list(dict.fromkeys(answer.drafter for answer in answers))
+    return drafters, list(dict.fromkeys(answer.task for answer in answers))
+
+
+def task_means(answers: Sequence[Answer]) -> dict[str, dict[str, dict[str, object]]]:
+    """For each drafter and each other: the mean over tasks of pooled speed over speed.
+
+    Every task weighs the same, however long its answers are. `{drafter: {other: {"mean", "ci95"}}}`
+    with plain decoding among the others; nothing where the run has one arm.
+    """
+    drafters, tasks = names_of(answers)
+    by_arm = {
+        name: [[a for a in answers if (a.drafter, a.task) == (name, task)] for task in tasks]
+        for name in drafters
+    }
+    return {
+        name: {
+            other: mean_ratio(by_arm[name], by_arm[other]) for other in drafters if other != name
+        }
+        for name in drafters
+        if name != PLAIN
+    }
+
+
+def mean_ratio(
+    mine: Sequence[Sequence[Answer]], base: Sequence[Sequence[Answer]]
+) -> dict[str, object]:
+    """One ratio of `task_means`: None where a task has no speed to divide."""
+    ratios = [pooled_ratio(a, b) for a, b in zip(mine, base, strict=True)]
+    sound = [ratio for ratio in ratios if ratio is not None]
+    mean = sum(sound) / len(sound) if len(sound) == len(ratios) and sound else None
+    pairs = [paired_counts(a, b) for a, b in zip(mine, base, strict=True)]
+    return {"mean": rounded(mean), "ci95": None if mean is None else task_mean_interval(pairs)}

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from time import perf_counter, process_time, sleep
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.errors import CapacityError, FileError, UnsupportedError
-from drafthead.evaluation.machine import EnergyMeter
-from drafthead.evaluation.metrics import PLAIN, Answer
-from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
-from drafthead.session import Session
-from drafthead.types import DecodeStats
 
 PEERS = ("llama.cpp",)
 BATCH_ROWS = 512
 # Threads of either engine spin for a while after their last pass, on cores that the other needs.
 SETTLE_S = 0.02
-# Of an arm's line, what says something of an engine that decodes plainly.
-PEER_FIELDS = (
-    "task", "prompts", "tokens", "looped", "passes", "tok_s", "speedup_vs_plain", "ttft_ms",
-    "identical", "cpu_s_per_token", "joules_per_token",
-)  # fmt: skip
 
 
 class Peer(Protocol):
@@ -49,6 +37,9 @@ class Peer(Protocol):
 
     def choose(self, tokens: Sequence[int]) -> int:
         """Append tokens and return the greedy choice after the last."""
+
+    def choose_rows(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        """Append a few tokens and return the greedy choice after each."""
 
 
 class LlamaCpp:
@@ -139,6 +130,10 @@ class LlamaCpp:
         """Append tokens and return the greedy choice after the last."""
         return int(self.feed(tokens)[0].argmax())
 
+    def choose_rows(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        """Append at most BATCH_ROWS tokens and return the greedy choice after each."""
+        return np.asarray(self.feed(tokens, every_row=True).argmax(axis=1), np.int32)
+
 
 def llama_cpp() -> ModuleType:
     """The binding.
@@ -168,62 +163,3 @@ def silenced() -> tuple[ModuleType, object]:
     api.llama_log_set(callback, ctypes.c_void_p(0))
     api.llama_backend_init()
     return api, callback
-
-
-def answer_plainly(
-    peer: Peer,
-    session: Session,
-    row: PromptRow,
-    max_tokens: int,
-    cut_loops: bool,
-    meter: EnergyMeter,
-) -> Answer:
-    """Answer one prompt with a peer, ended by the same rules as drafthead's answers.
-
-    Args:
-        peer: the engine.
-        session: turns the prompt into tokens, which is part of the time to the first token.
-        row: the prompt.
-        max_tokens: limit of the answer.
-        cut_loops: end an answer that repeats itself.
-        meter: counts the joules of decoding.
-    """
-    sleep(SETTLE_S)
-    started = perf_counter()
-    prompt = prompt_ids(session, row)
-    limit = token_limit(len(prompt), max_tokens, peer.context)
-    end = EndRule(limit, end_ids(session), cut_loops)
-    peer.rollback(0)
-    tokens = [peer.choose(prompt)]
-    reason: FinishReason | None = end.push(tokens[-1])
-    prefilled = perf_counter()
-    meter.lap_joules()
-    cpu_started = process_time()
-    while reason is None:
-        tokens.append(peer.choose(tokens[-1:]))
-        reason = end.push(tokens[-1])
-    decode_ms, cpu_s = 1000 * (perf_counter() - prefilled), process_time() - cpu_started
-    joules = meter.lap_joules()
-    sleep(SETTLE_S)
-    prefill_ms = 1000 * (prefilled - started)
-    passes = len(tokens) - 1
-    stats = DecodeStats(passes=passes, committed=passes, prefill_ms=prefill_ms, decode_ms=decode_ms)
-    return Answer(
-        peer.name, row.task, row.id, tuple(tokens), reason, stats, prefill_ms, cpu_s, joules
-    )
-
-
-def peer_section(peer: LlamaCpp, lines: Sequence[Mapping[str, object]]) -> dict[str, Any]:
-    """One element of `peers` in a report, from the lines of all arms."""
-    arms = [
-        {"drafter": PLAIN} | {name: line[name] for name in PEER_FIELDS}
-        for line in lines
-        if line["drafter"] == peer.name
-    ]
-    return {
-        "name": peer.name,
-        "version": peer.version,
-        "build": peer.build,
-        "threads": peer.threads,
-        "arms": arms,
-    }

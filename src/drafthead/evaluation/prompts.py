@@ -1,4 +1,9 @@
-"""Prompt files: JSON lines, plain or gzip, with `id`, `task` and `prompt` or `messages`."""
+"""Prompt files: JSON lines, plain or gzip.
+
+A line has `id`, `task` and `prompt` or `messages`; `turns`, a list of texts, stands for the first
+and the later things that the user says. Spec-Bench and MT-bench name these keys `question_id`,
+`category` and `turns`; the eight categories of MT-bench are one task, as in Spec-Bench's tables.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,35 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from drafthead.errors import FileError, RequestError
 from drafthead.evaluation.few_shot import few_shot_ends, few_shot_text
 from drafthead.session import Session
 from drafthead.text.template import check_messages
 
+MT_BENCH = "mt_bench"
+MT_BENCH_CATEGORIES = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
+SHAPES = (
+    "`id`, `task` and one of `prompt`, `messages` and `turns`, or Spec-Bench's `question_id`, "
+    "`category` and `turns`"
+)
+
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One prompt to answer, as chat messages. lang: of the answer, where the file names it."""
+    """One prompt to answer, as chat messages.
+
+    lang: of the answer, where the file names it.  later: what the user says after the answers.
+    """
 
     id: str
     task: str
     messages: tuple[Mapping[str, str], ...]
     lang: str | None = None
+    later: tuple[str, ...] = ()
 
 
 def parse_row(row: object, where: str) -> PromptRow:
@@ -35,12 +53,17 @@ def parse_row(row: object, where: str) -> PromptRow:
     """
     if not isinstance(row, dict):
         raise FileError(f"{where}: expected a JSON object, found {type(row).__name__}.")
+    row = named(row, where)
     missing = [key for key in ("id", "task") if not _is_text(row.get(key))]
     if missing:
         raise FileError(f"{where}: {' and '.join(missing)} must be text.")
-    prompt, messages = row.get("prompt"), row.get("messages")
-    if isinstance(prompt, str):
-        messages = [{"role": "user", "content": prompt}]
+    messages = row.get("messages")
+    later: list[str] = []
+    if "turns" in row:
+        first, *later = turns_of(row["turns"], where)
+        messages = [{"role": "user", "content": first}]
+    elif isinstance(row.get("prompt"), str):
+        messages = [{"role": "user", "content": row["prompt"]}]
     if not isinstance(messages, list):
         raise FileError(f"{where}: needs a `prompt` text or a `messages` list of role and content.")
     try:
@@ -52,7 +75,34 @@ def parse_row(row: object, where: str) -> PromptRow:
     lang = row.get("lang")
     if lang is not None and not _is_text(lang):
         raise FileError(f"{where}: lang must be text, found {type(lang).__name__}.")
-    return PromptRow(row["id"], row["task"], tuple(messages), lang)
+    return PromptRow(row["id"], row["task"], tuple(messages), lang, tuple(later))
+
+
+def named(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The row with the names of its keys that are used here.
+
+    Raises:
+        FileError: neither these keys nor those of Spec-Bench are there.
+    """
+    if "id" in row or "task" in row:
+        return row
+    if "question_id" not in row or not _is_text(row.get("category")):
+        keys = ", ".join(sorted(map(str, row))[:8]) or "none"
+        raise FileError(f"{where}: this is no prompt: expected {SHAPES}, found the keys {keys}.")
+    category = row["category"]
+    task = MT_BENCH if category in MT_BENCH_CATEGORIES else category
+    return {"id": str(row["question_id"]), "task": task, "turns": row.get("turns")}
+
+
+def turns_of(turns: object, where: str) -> list[str]:
+    """What the user says, turn by turn.
+
+    Raises:
+        FileError: it is not a list of texts with at least one.
+    """
+    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
+        raise FileError(f"{where}: turns must be a list of one text or more.")
+    return turns
 
 
 def prompt_ids(session: Session, row: PromptRow) -> list[int]:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter, process_time
 from types import MappingProxyType
+from typing import Protocol
 
 from drafthead.errors import RequestError
-from drafthead.evaluation.machine import EnergyMeter
+from drafthead.evaluation.conversation import answer_turns
+from drafthead.evaluation.energy import EnergyMeter
 from drafthead.evaluation.metrics import Answer
 from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
 from drafthead.session import Session
 
 WARM_UP_TOKENS = 16
 
-# Answers one row, with at most so many tokens, loops cut or not, and joules read off the meter.
-Answering = Callable[[PromptRow, int, bool, EnergyMeter], Answer]
+
+class Answering(Protocol):
+    """Answers the first turn of a row, loops cut or not, and reads joules off the meter."""
+
+    def __call__(
+        self, row: PromptRow, max_tokens: int, cut_loops: bool, meter: EnergyMeter
+    ) -> Answer:
+        """The answer, of at most `max_tokens` tokens."""
 
 
 def run_arms(
@@ -31,7 +40,8 @@ def run_arms(
     """Answer every prompt with every arm.
 
     The order of the arms turns by one with each prompt, and starts by one later in each repeat.
-    A warm-up of each arm on the first prompt comes before and is not counted.
+    A warm-up of each arm on the first prompt comes before and is not counted. The first prompt of
+    each task keeps the events of its answers.
 
     Args:
         arms: a session for each drafter, sharing one backbone.
@@ -58,12 +68,19 @@ def run_arms(
     for answer_with in answering.values():
         answer_with(rows[0], WARM_UP_TOKENS, cut_loops, meter)
     by_arm: dict[str, list[Answer]] = {name: [] for name in answering}
+    first_of_task = {row.task: index for index, row in reversed(list(enumerate(rows)))}
+    session = next(iter(arms.values()))
     for turn in range(repeat * len(rows)):
         round_index, row_index = divmod(turn, len(rows))
         row = rows[row_index]
+        shown = round_index == 0 and first_of_task[row.task] == row_index
         for name in turned(list(answering), round_index + row_index):
-            answer = answering[name](row, max_tokens, cut_loops, meter)
-            by_arm[name].append(answer)
+            answer = answer_turns(
+                session,
+                row,
+                partial(answering[name], max_tokens=max_tokens, cut_loops=cut_loops, meter=meter),
+            )
+            by_arm[name].append(answer if shown else replace(answer, events=()))
             on_answer(answer)
     return [answer for answers in by_arm.values() for answer in answers]
 
@@ -94,19 +111,20 @@ def answer_one(
     session.forget()
     started = perf_counter()
     stream = session.stream_ids(prompt_ids(session, row), max_tokens, end_ids(session), cut_loops)
-    tokens = [next(stream).token]
+    events = [next(stream)]
     ttft_ms = 1000 * (perf_counter() - started)
     meter.lap_joules()
     cpu_started = process_time()
-    tokens += [event.token for event in stream]
+    events += stream
     return Answer(
         drafter=name,
         task=row.task,
         prompt_id=row.id,
-        tokens=tuple(tokens),
+        tokens=tuple(event.token for event in events),
         finish_reason=str(stream.finish_reason),
         stats=stream.stats,
         ttft_ms=ttft_ms,
         cpu_s=process_time() - cpu_started,
         joules=meter.lap_joules(),
+        events=tuple(events),
     )

@@ -198,7 +198,7 @@ class Trainer:
                 if self._workers.first:
                     with self._optimizer.averaged():
                         report = self._report(window, evaluate if due else None)
-                    curves.add(report_row(report), draw=due)
+                    curves.add(report_row(report), due)
                     on_report(report)
                 window = _Window(recipe.unroll)
             if self.progress.step % recipe.checkpoint_every == 0:
