@@ -29,6 +29,7 @@ from drafthead.evaluation.prompts import end_ids
 from drafthead.heads.package import HeadPackage
 from drafthead.session import Session, load
 from drafthead.training.answers import Answer
+from drafthead.types import DecodeStats
 
 STUDY = Path(__file__).with_suffix(".toml")
 MAX_DRAFT = 6
@@ -78,14 +79,12 @@ def train_one(recipe_text: str, args: argparse.Namespace, folder: Path) -> dict[
         "steps": training["steps"], "anchors": training["anchors"],
         "minutes": training["minutes"], "answers": training["answers"],
         "coverage": inputs.vocabulary.coverage(inputs.heldout, recipe.head.prompt_tokens), **last,
-        "accept_at": accepted(session, outcome.package, inputs.heldout[:TRIALS]),
+        "accept_at": accept_at(drafted(session, outcome.package, inputs.heldout[:TRIALS])),
     }  # fmt: skip
 
 
-def accepted(
-    session: Session, package: HeadPackage, answers: Sequence[Answer]
-) -> list[float | None]:
-    """Acceptance of each step of full-length drafts in the runtime, on held-out prompts."""
+def drafted(session: Session, package: HeadPackage, answers: Sequence[Answer]) -> DecodeStats:
+    """What drafts of full length do in the runtime, on held-out prompts."""
     drafting = session.using(MtpDrafter(package.build(session.backbone), MAX_DRAFT, 0.0))
     done = []
     for answer in answers:
@@ -96,7 +95,7 @@ def accepted(
         for _ in stream:
             pass
         done.append(stream.stats)
-    return accept_at(pool(done))
+    return pool(done)
 
 
 def train(args: argparse.Namespace) -> None:

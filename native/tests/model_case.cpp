@@ -25,19 +25,29 @@ struct Tensor {
 //   number KEY VALUE                         of the specification
 //   rope BASE SCALE                          the next rope of it
 //   layer WINDOW ROPE                        the next layer of it
-//   tensor NAME TYPE ROWS COLUMNS BYTES      then the bytes; head_tensor likewise
-//   head D_FF KV_LAYER                       a head of one layer
-//   tokens BYTES, draft_tokens BYTES         then int32 ids
+//   tensor NAME TYPE ROWS COLUMNS BYTES      then the bytes
+//   head NAME D_FF BIAS NORM RANK TAPS POSITIONS PROMPT_TOKENS
+//                                            a head; its layers and tensors follow
+//   reads KV_LAYER                           the next layer of it, -1 without attention
+//   head_tensor NAME TYPE ROWS COLUMNS BYTES then the bytes
+//   tokens, draft_tokens, groups, taps BYTES then int32 ids
+struct HeadFile {
+    std::string name;
+    HeadShape shape;
+    std::vector<Tensor> tensors;
+};
+
 struct ModelFile {
     std::map<std::string, double> numbers;
     std::vector<RopeSpec> rope_list;
     std::vector<LayerSpec> layer_list;
-    std::vector<Tensor> tensors, head_tensors;
-    std::vector<int32_t> tokens, draft_tokens;
-    int head_ff = 0, head_kv_layer = 0;
+    std::vector<Tensor> tensors;
+    std::vector<HeadFile> heads;
+    std::map<std::string, std::vector<int32_t>> lists;
 
     double number(const char* key) const { return numbers.at(key); }
     int integer(const char* key) const { return static_cast<int>(numbers.at(key)); }
+    const std::vector<int32_t>& list(const char* key) const { return lists.at(key); }
     const std::vector<RopeSpec>& ropes() const { return rope_list; }
     const std::vector<LayerSpec>& layers() const { return layer_list; }
 };
@@ -65,6 +75,14 @@ std::vector<int32_t> read_ids(std::istream& in) {
     return ids;
 }
 
+HeadFile read_head(std::istream& in) {
+    HeadFile head;
+    HeadShape& s = head.shape;
+    in >> head.name >> s.ff_width >> s.query_bias >> s.query_norm >> s.markov_rank >> s.taps >>
+        s.positions >> s.prompt_tokens;
+    return head;
+}
+
 ModelFile read_model(const char* path) {
     std::ifstream in(path, std::ios::binary);
     ModelFile m;
@@ -79,13 +97,14 @@ ModelFile read_model(const char* path) {
         } else if (kind == "tensor") {
             m.tensors.push_back(read_tensor(in));
         } else if (kind == "head_tensor") {
-            m.head_tensors.push_back(read_tensor(in));
+            m.heads.back().tensors.push_back(read_tensor(in));
         } else if (kind == "head") {
-            in >> m.head_ff >> m.head_kv_layer;
-        } else if (kind == "tokens") {
-            m.tokens = read_ids(in);
-        } else if (kind == "draft_tokens") {
-            m.draft_tokens = read_ids(in);
+            m.heads.push_back(read_head(in));
+        } else if (kind == "reads") {
+            in >> m.heads.back().shape.kv_layers.emplace_back();
+        } else if (kind == "tokens" || kind == "draft_tokens" || kind == "groups" ||
+                   kind == "taps") {
+            m.lists[kind] = read_ids(in);
         } else {
             throw std::runtime_error("the model file has an unknown entry " + kind);
         }
@@ -100,22 +119,24 @@ void fill(WeightSlots& slots, const std::vector<Tensor>& tensors, ThreadPool& po
     }
 }
 
-// All tokens, `chunk` rows a pass. Returns the hidden state of the last.
+// All tokens, `chunk` rows a pass. Returns the hidden state of the last, and its taps.
 std::vector<float> run_chunks(Backbone& backbone, KvCache& cache, const ModelFile& m, int chunk,
                               const std::string& name, Record& record) {
-    const int total = static_cast<int>(m.tokens.size());
-    const auto width = static_cast<size_t>(backbone.spec().width);
+    const std::vector<int32_t>& tokens = m.list("tokens");
+    const std::vector<int32_t>& taps = m.list("taps");
+    const int total = static_cast<int>(tokens.size());
+    const size_t width = static_cast<size_t>(backbone.spec().width) * (1 + taps.size());
     const auto vocabulary = static_cast<size_t>(backbone.spec().vocabulary);
-    std::vector<float> logits(m.tokens.size() * vocabulary), hidden(m.tokens.size() * width);
-    std::vector<int32_t> best(m.tokens.size());
+    std::vector<float> logits(tokens.size() * vocabulary), hidden(tokens.size() * width);
+    std::vector<int32_t> best(tokens.size());
     for (int begin = 0; begin < total; begin += chunk) {
         const int count = std::min(chunk, total - begin);
         std::vector<int> outputs;
         for (int r = 0; r < count; ++r) outputs.push_back(r);
         const auto at = static_cast<size_t>(begin);
         backbone.forward(
-            {{&cache, count}}, m.tokens.data() + begin, outputs, Level::logits,
-            {hidden.data() + at * width, best.data() + at, logits.data() + at * vocabulary});
+            {{&cache, count}}, tokens.data() + begin, outputs, Level::logits,
+            {hidden.data() + at * width, best.data() + at, logits.data() + at * vocabulary, taps});
     }
     record.add(name + ".logits", logits.data(), logits.size());
     record.add(name + ".hidden", hidden.data(), hidden.size());
@@ -124,17 +145,19 @@ std::vector<float> run_chunks(Backbone& backbone, KvCache& cache, const ModelFil
 }
 
 void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, const ModelFile& m,
-               const std::vector<float>& hidden, const std::string& name, Record& record) {
+               const HeadFile& file, const std::vector<float>& hidden, const std::string& name,
+               Record& record) {
     constexpr int steps = 6;
-    MtpHead head(backbone, HeadShape{m.head_ff, {m.head_kv_layer}, false, false}, m.draft_tokens);
-    fill(head.slots(), m.head_tensors, backbone->pool());
+    MtpHead head(backbone, file.shape, m.list("draft_tokens"));
+    fill(head.slots(), file.tensors, backbone->pool());
     head.finish();
     std::vector<int32_t> tokens(steps);
     std::vector<float> confidences(steps);
-    head.draft(cache, m.tokens.front(), hidden.data(), steps, 0.0f, {}, tokens.data(),
-               confidences.data());
-    record.add(name + ".draft", tokens.data(), tokens.size());
-    record.add(name + ".confidences", confidences.data(), confidences.size());
+    const auto count =
+        static_cast<size_t>(head.draft(cache, m.list("tokens").front(), hidden.data(), steps, 0.0f,
+                                       m.list("groups"), tokens.data(), confidences.data()));
+    record.add(name + ".draft", tokens.data(), count);
+    record.add(name + ".confidences", confidences.data(), count);
 }
 
 // What another library in the process may have left behind: rounding downward, subnormals flushed
@@ -158,14 +181,17 @@ void run_model(const char* path, const std::vector<int>& chunks, Record& record)
         fill(backbone->slots(), m.tensors, backbone->pool());
         backbone->finish();
         for (const int chunk : chunks) {
-            const auto cache = backbone->new_cache(static_cast<int>(m.tokens.size()), KvType::f16);
+            const auto cache =
+                backbone->new_cache(static_cast<int>(m.list("tokens").size()), KvType::f16);
             const std::string name =
                 "threads" + std::to_string(threads) + ".chunk" + std::to_string(chunk);
             std::fenv_t before;
             std::fegetenv(&before);
             if (threads == 2) spoil_float_environment();
             const auto hidden = run_chunks(*backbone, *cache, m, chunk, name, record);
-            if (m.head_ff > 0) run_draft(backbone, *cache, m, hidden, name, record);
+            for (const HeadFile& head : m.heads) {
+                run_draft(backbone, *cache, m, head, hidden, name + "." + head.name, record);
+            }
             std::fesetenv(&before);
         }
     }

@@ -1,4 +1,5 @@
-// A whole model, read from a file that a test has written: logits of every row, then a draft.
+// A whole model, read from a file that a test has written: logits, states and taps of every row,
+// then a draft of each head.
 #pragma once
 
 #include <vector>

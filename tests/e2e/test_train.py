@@ -77,5 +77,5 @@ def test_called_again_it_answers_and_trains_nothing_and_gives_the_same_head(fold
     assert (run / "head" / "model.safetensors").read_bytes() == weights
     result = json.loads(again.stdout)
     assert result["training"]["kept"]["expected_speedup"] > 0
-    assert result["acceptance"].keys() == {"f32", "int8"}
+    assert result["acceptance"].keys() == {"f32", "int8", "int4"}
     assert {"curves.svg", "curves.jsonl", "costs.json"} <= {path.name for path in run.iterdir()}

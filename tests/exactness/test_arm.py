@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -24,14 +24,30 @@ from gguf import GGMLQuantizationType as Type
 from drafthead import _native
 from drafthead.gguf.model import Layer, ModelSpec, Rope, TensorPlan, tensor_plan
 from drafthead.gguf.spec import MATRIX_TYPES
+from drafthead.heads.config import HeadConfig, TargetId
 from tests.own_head import head_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "this machine"
 TOKENS = np.random.default_rng(21).integers(0, 272, 300, dtype=np.int32)
 WRITABLE = [Type.F32, Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0]
-HEAD_FF, HEAD_LAYER, DRAFT_STEPS = 64, 1, 6
-DRAFT_TOKENS = np.arange(256, dtype=np.int32)
+HEAD_FF, DRAFT_STEPS = 64, 6
+DRAFT_TOKENS = np.arange(128, dtype=np.int32)
+GROUPS = np.array([3, 9, 12, 16], np.int32)  # of the text: some are not in the draft vocabulary
+TAPS = np.array([1, 0], np.int32)
+HEADS = {
+    "plain": {"kv_layers": (1,)},
+    "no-attention": {"kv_layers": (-1,)},
+    "query-bias-and-norm": {"kv_layers": (0, 1), "attention_bias": True, "qk_norm": True},
+    "markov-bias": {"kv_layers": (1,), "markov_rank": 64},
+    "taps": {"kv_layers": (1,), "taps": (1, 0)},
+    "positions": {"kv_layers": (1,), "positions": 4},
+    "tokens-of-the-text": {"kv_layers": (1,), "prompt_tokens": True},
+    "all-of-it": {
+        "kv_layers": (1, -1, 0), "attention_bias": True, "qk_norm": True, "markov_rank": 32,
+        "taps": (1,), "positions": 3, "prompt_tokens": True,
+    },
+}  # fmt: skip
 EVERYTHING = ModelSpec(
     architecture="", n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, head_dim=32, d_ff=96,
     vocab_size=272, context_length=320, rms_eps=1e-5, tied_output=True, rope_interleaved=True,
@@ -40,6 +56,9 @@ EVERYTHING = ModelSpec(
     ropes=(Rope(10000.0, 1.0), Rope(500.0, 0.25)),
     layers=(Layer(16, 0), Layer(0, 1), Layer(16, -1)),
 )  # fmt: skip
+
+SIZES = ("d_ff", "attention_bias", "qk_norm", "markov_rank", "taps", "positions", "prompt_tokens")
+LISTS = {"draft_tokens": DRAFT_TOKENS, "groups": GROUPS, "taps": TAPS}
 
 # The processor that qemu plays, and the table it would choose.
 TABLES = [("cortex-a57", "scalar"), ("neoverse-n1", "neon"), ("max", "neon-i8mm")]
@@ -160,7 +179,7 @@ class Model:
     tensors: dict[str, tuple[Type, np.ndarray]]
     tokens: np.ndarray
     chunks: tuple[int, ...]  # rows a pass
-    head: dict[str, tuple[Type, int, int, np.ndarray]] = field(default_factory=dict)
+    heads: tuple[str, ...]  # of HEADS
 
     def build(self) -> _native.Backbone:
         native = _native.Backbone(self.spec.native(), 1)
@@ -184,33 +203,34 @@ class Model:
             for t in tensor_plan(self.spec):
                 kind, data = self.tensors[t.name]
                 entry(f"tensor {t.name} {int(kind)} {t.rows} {t.columns}", data)
-            for name, (kind, rows, columns, data) in self.head.items():
-                entry(f"head_tensor {name} {int(kind)} {rows} {columns}", data)
-            if self.head:
-                file.write(f"head {HEAD_FF} {HEAD_LAYER}\n".encode())
-                entry("draft_tokens", DRAFT_TOKENS)
+            for head in self.made_heads():
+                sizes = " ".join(str(head.sizes[name]) for name in SIZES)
+                reads = "".join(f"reads {layer}\n" for layer in head.config.kv_layers)
+                file.write(f"head {head.name} {sizes}\n{reads}".encode())
+                for name, (kind, rows, columns, data) in head.tensors.items():
+                    entry(f"head_tensor {name} {kind} {rows} {columns}", data)
+            for name, ids in LISTS.items():
+                entry(name, ids)
             entry("tokens", self.tokens)
 
+    def made_heads(self) -> list[MadeHead]:
+        return [made_head(name, self.spec) for name in self.heads]
+
     def expected(self) -> dict[str, np.ndarray]:
-        """All rows in one pass of the module, then a draft."""
+        """All rows in one pass of the module, then a draft of each head."""
         native, count = self.build(), len(self.tokens)
         cache = _native.KvCache(native, count)
         rows = np.arange(count, dtype=np.int32)
-        hidden, tokens, logits = native.forward([cache], [count], self.tokens, rows, 2)
+        hidden, tokens, logits = native.forward([cache], [count], self.tokens, rows, 2, TAPS)
         found = {"hidden": hidden.reshape(-1), "tokens": tokens, "logits": logits.reshape(-1)}
-        if self.head:
-            head = _native.MtpHead(
-                native,
-                head_sizes(HEAD_FF),
-                [HEAD_LAYER],
-                DRAFT_TOKENS,
-            )
-            for name, tensor in self.head.items():
+        for made in self.made_heads():
+            head = _native.MtpHead(native, made.sizes, list(made.config.kv_layers), DRAFT_TOKENS)
+            for name, tensor in made.tensors.items():
                 head.set_tensor(name, *tensor)
             head.finish()
-            last = hidden[-1]
-            draft, sure = head.draft(cache, int(self.tokens[0]), last, DRAFT_STEPS, 0.0)
-            found |= {"draft": draft, "confidences": sure}
+            first, groups = int(self.tokens[0]), GROUPS.tolist()
+            draft, sure = head.draft(cache, first, hidden[-1], DRAFT_STEPS, 0.0, groups)
+            found |= {f"{made.name}.draft": draft, f"{made.name}.confidences": sure}
         return found
 
 
@@ -229,34 +249,53 @@ def random_tensors(plan, seed: int) -> dict[str, tuple[Type, np.ndarray]]:
     return tensors
 
 
+@dataclass(frozen=True)
+class MadeHead:
+    """A head as the core is given it. sizes: as of head_sizes."""
+
+    name: str
+    config: HeadConfig
+    sizes: dict[str, int]
+    tensors: dict[str, tuple[int, int, int, np.ndarray]]
+
+
+def made_head(name: str, spec: ModelSpec) -> MadeHead:
+    """A random head of one shape; its matrices are of one type after another."""
+    config = HeadConfig(
+        d_model=spec.d_model, d_ff=HEAD_FF, n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim, vocab_size=spec.vocab_size, draft_vocab_size=len(DRAFT_TOKENS),
+        rms_eps=spec.rms_eps, rope_base=1e4, trained_steps=1, target=TargetId("", "", "", ""),
+        **HEADS[name],
+    )  # fmt: skip
+    plan = [
+        TensorPlan(n, columns, rows, "matrix") for n, (rows, columns) in config.matrices().items()
+    ]
+    plan += [TensorPlan(n, size, 1, "vector") for n, size in config.vectors().items()]
+    made = random_tensors(plan, 5 + len(plan))
+    tensors = {t.name: (int(made[t.name][0]), t.rows, t.columns, made[t.name][1]) for t in plan}
+    sizes = head_sizes(
+        HEAD_FF, attention_bias=int(config.attention_bias), qk_norm=int(config.qk_norm),
+        markov_rank=config.markov_rank, taps=len(config.taps), positions=config.positions,
+        prompt_tokens=int(config.prompt_tokens),
+    )  # fmt: skip
+    return MadeHead(name, config, sizes, tensors)
+
+
 def plain_model() -> Model:
-    """A llama without windows, and a head."""
+    """A llama without windows, and heads of every shape."""
     spec = replace(EVERYTHING, n_layers=2, gelu=False, qkv_bias=False, qk_norm=False,
                    post_norms=False, rope_factors=False, tied_output=False, embedding_scale=1.0,
                    attention_softcap=0.0, final_softcap=0.0, ropes=(Rope(10000.0, 1.0),),
                    layers=(Layer(0, 0),) * 2)  # fmt: skip
-    d, query = spec.d_model, spec.n_heads * spec.head_dim
-    matrices = {
-        "pre_projection.weight": (d, 2 * d),
-        "model.layers.0.self_attn.q_proj.weight": (query, d),
-        "model.layers.0.self_attn.o_proj.weight": (d, query),
-        "model.layers.0.mlp.gate_proj.weight": (HEAD_FF, d),
-        "model.layers.0.mlp.up_proj.weight": (HEAD_FF, d),
-        "model.layers.0.mlp.down_proj.weight": (d, HEAD_FF),
-    }
-    norms = ["embedding_norm", "hidden_norm", "model.norm", "model.layers.0.input_layernorm",
-             "model.layers.0.pre_feedforward_layernorm"]  # fmt: skip
-    plan = [TensorPlan(name, columns, rows, "matrix") for name, (rows, columns) in matrices.items()]
-    plan += [TensorPlan(f"{name}.weight", d, 1, "vector") for name in norms]
-    made = random_tensors(plan, 5)
-    head = {t.name: (int(made[t.name][0]), t.rows, t.columns, made[t.name][1]) for t in plan}
-    tensors = random_tensors(tensor_plan(spec), 6)
-    return Model(spec, tensors, TOKENS[:40], (1, 3, 9, 40), head)
+    return Model(
+        spec, random_tensors(tensor_plan(spec), 6), TOKENS[:40], (1, 3, 9, 40), tuple(HEADS)
+    )
 
 
 def everything_model() -> Model:
     """All that an architecture may ask for, and more positions than the ring of a window has."""
-    return Model(EVERYTHING, random_tensors(tensor_plan(EVERYTHING), 7), TOKENS, (7, len(TOKENS)))
+    tensors = random_tensors(tensor_plan(EVERYTHING), 7)
+    return Model(EVERYTHING, tensors, TOKENS, (7, len(TOKENS)), ("plain", "all-of-it"))
 
 
 @pytest.fixture(scope="module", params=[plain_model, everything_model])
@@ -270,11 +309,23 @@ def model(request, tmp_path_factory):
 
 @pytest.mark.parametrize(("cpu", "isa"), [(HOST, "scalar"), *TABLES])
 def test_a_model_gives_the_bits_of_the_module(driver, model, tmp_path, cpu, isa):
-    """Several chunkings; 1 thread, and 2 in a spoilt float environment; a draft."""
+    """Several chunkings; 1 thread, and 2 in a spoilt float environment; a draft of each head."""
     made, path, expected = model
     found = driver.record(cpu, tmp_path / "bits", "model", isa, path, *made.chunks)
     runs = [f"threads{threads}.chunk{chunk}" for threads in (1, 2) for chunk in made.chunks]
     assert_same(found, {f"{run}.{name}": expected[name] for run in runs for name in expected})
+
+
+def test_what_a_head_has_changes_its_draft(model):
+    """Or the comparison would not show it; tokens of the text are drafted where they may be."""
+    made, _, expected = model
+    sure = {expected[f"{name}.confidences"].tobytes() for name in made.heads}
+    assert len(sure) == len(made.heads)
+    outside = {
+        name for name in made.heads if (expected[f"{name}.draft"] >= len(DRAFT_TOKENS)).any()
+    }
+    assert outside <= {"tokens-of-the-text", "all-of-it"}
+    assert ("tokens-of-the-text" in outside) == ("tokens-of-the-text" in made.heads)
 
 
 def test_the_models_are_finite(model):

@@ -18,7 +18,7 @@ from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.heads.config import HeadConfig, TargetId
-from drafthead.heads.package import WEIGHTS
+from drafthead.heads.package import WEIGHTS, HeadPackage
 from drafthead.session import DrafterState, Session
 from drafthead.training import pipeline, selection
 from drafthead.training.batching import BatchMaker
@@ -28,11 +28,13 @@ from drafthead.training.features import FeatureStore
 from drafthead.training.inputs import Inputs
 from drafthead.training.losses import Teacher, target_rows
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import TrainRecipe, parse_recipe
 from drafthead.training.regen import Regenerator, RegenSettings
 from drafthead.training.start_head import StartHead
 from drafthead.training.trainer import Trainer
 from tests import fakes
+from tests.elsewhere import pretended
 from tests.tiny import TinySpec, random_weights, write_tiny_llama
 
 STEPS, ANSWER = 3, 40
@@ -134,10 +136,12 @@ kv_layers = [1, 0]
 d_ff = 128
 draft_vocab = {words}
 prompt_tokens = false
+quantization = "{blocks}"
 [train]
-steps = 2
+steps = {steps}
 lr = {lr}
 precision = "f32"
+start = "random"
 evaluate_every = 1
 [measure]
 max_tokens = 40
@@ -151,20 +155,28 @@ def go_on(backbone, answers, words, package, monkeypatch, tmp_path):
         backbone, fakes.ByteTokenizer((), backbone.spec.vocab_size), fakes.PlainTemplate(),
         NoDrafter(), DrafterState("none", False, "plain"),
     )  # fmt: skip
-    costs = {"rows_ms": {str(rows): 10.0 for rows in range(1, 5)}, "draft_step_ms": 1.0}
-    monkeypatch.setattr(selection, "measure_cost", lambda *_how: costs)
+    step_ms = {}
 
-    def train(lr):
-        recipe = parse_recipe(AGAIN.format(words=len(words), lr=lr))
-        start = StartHead.open(str(package.path), recipe, backbone)
-        kept = DraftVocabulary(start.token_ids, backbone.spec.vocab_size)
+    def cost(_session, rows):
+        """What the run's own form takes; later the other's step, while all takes twice as long."""
+        form, times = ("int8", 1) if len(rows) > 1 else ("int4", 2)
+        rows_ms = {str(size): times * 10.0 for size in rows}
+        return {"rows_ms": rows_ms, "draft_step_ms": times * step_ms[form]}
+
+    monkeypatch.setattr(selection, "measure_cost", cost)
+
+    def train(lr, workers=ALONE, name="again", steps=2, from_it=True, blocks="int8", int4_ms=1.0):
+        step_ms.update(int8=1.0, int4=int4_ms)
+        recipe = parse_recipe(AGAIN.format(words=len(words), lr=lr, steps=steps, blocks=blocks))
+        start = StartHead.open(str(package.path), recipe, backbone) if from_it else None
+        kept = DraftVocabulary(start.token_ids, backbone.spec.vocab_size) if start else words
         inputs = Inputs(answers, answers, kept, "digest", start)
-        store = pipeline.feature_store(recipe, backbone, inputs, tmp_path / "f")
+        store = pipeline.feature_store(recipe, backbone, inputs, tmp_path / "features")
         store.build()
         reports = []
         outcome = pipeline.train(
-            recipe, session, inputs, store, tmp_path / "run", tmp_path / "again",
-            lambda report: reports.append(copy.deepcopy(report)),
+            recipe, session, inputs, store, tmp_path / f"{name}-run", tmp_path / name,
+            lambda report: reports.append(copy.deepcopy(report)), workers,
         )  # fmt: skip
         return outcome, reports
 
@@ -180,6 +192,31 @@ def test_a_training_goes_on_where_the_head_ended(go_on, package):
     assert (outcome.package.tensors["draft_token_ids"] == package.tensors["draft_token_ids"]).all()
 
 
+@pytest.mark.parametrize(("int4_ms", "chosen"), [(0.5, "int4"), (1.0, "int8")])
+def test_blocks_of_four_bits_are_taken_where_they_decode_faster(go_on, int4_ms, chosen):
+    """Counts times costs decide. Of equals int8 stays; what each accepts is told."""
+    outcome, _ = go_on(1e-5, blocks="auto", int4_ms=int4_ms)
+    config = HeadPackage.load(outcome.package.path).config
+    assert config.blocks.short == chosen
+    speeds = config.training["expected_tok_s"]
+    assert (speeds["int4"] > speeds["int8"]) == (chosen == "int4")
+    assert outcome.acceptance.keys() == {"f32", "int8", "int4"}
+    assert min(found["accept_at"][0] for found in outcome.acceptance.values()) > 0.95
+
+
+@pytest.mark.parametrize("steps", [4, 8, 12])
+def test_what_training_predicts_is_what_the_runtime_accepts(go_on, steps):
+    """K8: replayed in f32 and decoded in int8, heads that have learned a part.
+
+    Three points of the first step, which every draft has; few drafts have the others.
+    """
+    outcome, _ = go_on(3e-3, steps=steps, from_it=False)
+    replayed, decoded = (outcome.acceptance[kind] for kind in ("f32", "int8"))
+    assert 0.1 < decoded["accept_at"][0] < 0.99
+    assert abs(replayed["accept_at"][0] - decoded["accept_at"][0]) <= 0.03
+    assert abs(replayed["tau"] / decoded["tau"] - 1) <= 0.03
+
+
 def test_a_head_that_training_spoils_comes_out_as_it_went_in(go_on, package):
     """The same int8 and so the same drafts: what no step moved loses nothing by the way."""
     outcome, reports = go_on(1.0)
@@ -189,6 +226,17 @@ def test_a_head_that_training_spoils_comes_out_as_it_went_in(go_on, package):
     assert (kept.path / WEIGHTS).read_bytes() == (package.path / WEIGHTS).read_bytes()
     digest = hashlib.sha256((package.path / WEIGHTS).read_bytes()).hexdigest()
     assert kept.config.training["started_from"]["weights_sha256"] == digest
+
+
+def test_a_training_on_an_accelerator_gives_the_same_package(go_on, monkeypatch):
+    """States, keys and weights go there and back; the runtime judges what comes back."""
+    here, _ = go_on(1e-3, name="here")
+    with pretended(monkeypatch) as device:
+        there, _ = go_on(1e-3, Workers(device=device), "there")
+    weights = [(done.package.path / WEIGHTS).read_bytes() for done in (here, there)]
+    assert weights[0] == weights[1]
+    assert here.acceptance == there.acceptance
+    assert here.acceptance["f32"]["tau"] > 3
 
 
 def test_a_soft_targets_first_choice_is_the_answers_token(maker):

@@ -13,9 +13,10 @@ from drafthead.session import load
 from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import DraftVocabulary, anchor_table
-from drafthead.training.export import dequantize, export
+from drafthead.training.export import export
 from drafthead.training.features import FeatureStore
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.quantize import dequantize
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
 
 QUESTIONS = ("Name three colours.", "What is 7 times 8?", "Write a haiku about rain.", "Hi!")
@@ -86,7 +87,7 @@ def test_training_sees_the_states_and_keys_of_the_runtime_to_the_bit(session, an
 
 @pytest.mark.parametrize("taps", [TAPS, (19,), (19, 9)])
 def test_training_sees_the_taps_of_the_runtime_to_the_bit(session, answered, features, taps):
-    """Taps on the disk serve every head that reads some of them."""
+    """K9. Taps on the disk serve every head that reads some of them."""
     folder = features.folder
     store = FeatureStore(folder, session.backbone, answered, KV_LAYERS[:1], taps)
     assert store.plan.missing_rows == 0
@@ -106,6 +107,7 @@ VARIANTS = {
     "markov bias": {"markov_rank": 64},
     "taps": {"taps": TAPS},
     "three positions": {"positions": 3},
+    "int4": {"quantization": "int4_block32"},
     "prompt tokens": {"prompt_tokens": True},
     "prompt tokens and markov bias": {"prompt_tokens": True, "markov_rank": 64},
     "all of it": {"kv_layers": (29, -1), "markov_rank": 32, "taps": (19,), "positions": 3},

@@ -1,4 +1,4 @@
-"""What counts in the loss, held against the chat templates: the answer and its end token alone."""
+"""K2: what counts in the loss, by the chat templates: the answer and its end token alone."""
 
 from __future__ import annotations
 

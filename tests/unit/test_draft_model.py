@@ -13,6 +13,8 @@ from drafthead.errors import TrainingError
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.training.answers import Answer
 from drafthead.training.data import anchor_count, data_digest
+from drafthead.training.device import CPU
+from drafthead.training.draft_file import file_tensors
 from drafthead.training.draft_model import (
     DraftModel,
     TextBatches,
@@ -28,9 +30,11 @@ from drafthead.training.draft_shape import (
 )
 from drafthead.training.inputs import Inputs
 from drafthead.training.losses import unrolled_loss
+from drafthead.training.parallel import Workers
 from drafthead.training.recipe import StandaloneRecipe, TrainRecipe
 from drafthead.training.standalone import for_tasks
 from drafthead.training.trainer import Trainer
+from tests.elsewhere import pretended
 
 V = 96
 SHAPE = DraftShape(V, width=32, layers=2, d_ff=64)
@@ -111,10 +115,11 @@ RECIPE = TrainRecipe(
 )  # fmt: skip
 
 
-def trainer(folder):
+def trainer(folder, device=CPU):
     rows = answers()
     counts = [anchor_count(len(row.prompt_tokens), len(row.answer)) for row in rows]
-    return Trainer(model(), RECIPE, TextBatches(rows, V, torch.float32), counts, folder)
+    maker = TextBatches(rows, V, torch.float32).to(device)
+    return Trainer(model().to(device), RECIPE, maker, counts, folder, Workers(device=device))
 
 
 def test_a_training_that_was_stopped_has_the_bits_of_one_that_was_not(tmp_path):
@@ -128,6 +133,17 @@ def test_a_training_that_was_stopped_has_the_bits_of_one_that_was_not(tmp_path):
     for name, value in whole.head.state_dict().items():
         assert torch.equal(value, rest.head.state_dict()[name]), name
         assert not torch.equal(value, model().state_dict()[name]), name
+
+
+def test_a_training_on_an_accelerator_never_touches_the_processor(tmp_path, monkeypatch):
+    """The pretended one has the processor's bits, and what is written comes back from it."""
+    here = trainer(tmp_path / "here")
+    here.run()
+    with pretended(monkeypatch) as device:
+        there = trainer(tmp_path / "there", device)
+        there.run()
+        found = file_tensors(there.head)
+    assert all((found[name] == value).all() for name, value in file_tensors(here.head).items())
 
 
 @pytest.mark.parametrize("size", ["body", "bytes"])

@@ -9,25 +9,26 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as gguf_dequantize
 from safetensors.numpy import load_file, save_file
 from test_head_config import CONFIG
 
 from drafthead.errors import HeadError
 from drafthead.heads import package as package_module
-from drafthead.heads.package import HeadPackage, expected_tensors, q8_0_blocks
+from drafthead.heads.blocks import KINDS
+from drafthead.heads.package import HeadPackage, expected_tensors
 from drafthead.heads.store import embedded_heads, find_head
 
 IDS = np.array([*range(16, 32), *range(64, 80), *range(304, 320)])
 
 
-def make_tensors():
+def make_tensors(config=CONFIG):
     rng = np.random.default_rng(0)
     tensors = {}
-    for name, (dtype, shape) in expected_tensors(CONFIG).items():
+    for name, (dtype, shape) in expected_tensors(config).items():
         if dtype == "I8":
             tensors[name] = rng.integers(-127, 128, shape, dtype=np.int8)
+        elif dtype == "U8":
+            tensors[name] = rng.integers(0, 256, shape, dtype=np.uint8)
         elif dtype == "I32":
             tensors[name] = IDS.astype(np.int32)
         else:
@@ -161,15 +162,6 @@ def test_another_name_of_the_same_backbone_is_fine(tmp_path):
     HeadPackage.load(write(tmp_path / "h")).check_target(backbone(name="my-copy.gguf"))
 
 
-def test_q8_0_blocks_mean_the_same_to_ggml():
-    tensors = make_tensors()
-    values, scales = tensors[NAME], tensors[NAME + "_scale"]
-    blocks = q8_0_blocks(values, scales)
-    expected = values.astype(np.float32) * np.repeat(scales.astype(np.float32), 32, axis=1)
-    rows = blocks.reshape(len(values), -1)
-    assert (gguf_dequantize(rows, GGMLQuantizationType.Q8_0) == expected).all()
-
-
 class NativeHead:
     """Takes the tensors as the core does."""
 
@@ -180,19 +172,21 @@ class NativeHead:
 
     def set_tensor(self, name, ggml_type, rows, columns, data):
         assert data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
-        assert len(data) == (4 * rows * columns if ggml_type == 0 else rows * columns // 32 * 34)
+        block_bytes = {0: 4 * 32, 2: 2 + 16, 8: 2 + 32}[ggml_type]
+        assert len(data) == rows * columns // 32 * block_bytes
         self.given[name] = (ggml_type, rows, columns)
 
     def finish(self):
         self.finished = True
 
 
-def test_every_tensor_reaches_the_core_under_its_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_tensor_reaches_the_core_under_its_name(tmp_path, monkeypatch, kind):
     import drafthead._native
 
     monkeypatch.setattr(drafthead._native, "MtpHead", NativeHead)
-    target = backbone()
-    head = HeadPackage.load(write(tmp_path / "h")).build(target)
+    target, config = backbone(), dataclasses.replace(CONFIG, quantization=kind.name)
+    head = HeadPackage.load(write(tmp_path / "h", make_tensors(config), config)).build(target)
     native, spec, layers, ids = head.made_of
     assert native is target.native and layers == [5, 2] and (ids == IDS).all()
     assert spec == {
@@ -200,7 +194,7 @@ def test_every_tensor_reaches_the_core_under_its_name(tmp_path, monkeypatch):
         "markov_rank": 0, "taps": 0, "positions": 1, "prompt_tokens": 0,
     }  # fmt: skip
     assert head.finished
-    matrices = {name: (8, *shape) for name, shape in CONFIG.matrices().items()}
+    matrices = {name: (kind.ggml_type, *shape) for name, shape in CONFIG.matrices().items()}
     assert head.given == matrices | dict.fromkeys(CONFIG.vectors(), (0, 1, 64))
 
 

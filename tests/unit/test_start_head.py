@@ -13,11 +13,11 @@ import torch
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import HeadError, TrainingError
 from drafthead.heads.package import CONFIG
-from drafthead.training.export import dequantize
 from drafthead.training.head_shape import head_sizes
 from drafthead.training.inputs import read_inputs
 from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.pipeline import check_run
+from drafthead.training.quantize import dequantize
 from drafthead.training.recipe import parse_recipe
 from drafthead.training.start_head import StartHead
 from tests.random_head import config_for, write_random_head

@@ -150,6 +150,7 @@ def poison(trainer, bad_calls):
 
 
 def test_a_step_that_is_not_finite_is_skipped_counted_and_changes_nothing(material, tmp_path):
+    """K1, as the three laws after it."""
     trainer = make_trainer(material, tmp_path)
     trainer.run(stop_at=3)
     trainer = make_trainer(material, tmp_path)
@@ -207,7 +208,7 @@ def test_a_checkpoint_of_another_head_or_a_pickle_is_refused(material, tmp_path)
 def test_the_weights_that_decode_fastest_are_kept_not_those_with_the_most_accepted(
     material, tmp_path
 ):
-    """Evaluation 3 has the best tau and its drafts cost too much; evaluation 5 is the fastest."""
+    """K10: evaluation 3 has the best tau, its drafts cost too much, and evaluation 5 is fastest."""
     taus, steps = [1.0, 1.5, 3.0, 2.0, 2.5, 2.4], [10, 10, 500, 10, 10, 10]
     tries = iter(zip(taus, steps, strict=True))
 

@@ -97,7 +97,8 @@ class TinyBackbone:
                 cache.append(token)
                 if rows == "all" or index == len(tokens) - 1:
                     chosen.append(self.next_token(before, token))
-                    hidden.append(self.table[chosen[-1]])
+                    state = self.table[chosen[-1]]
+                    hidden.append(np.concatenate([state, *(state * (2 + tap) for tap in taps)]))
                     logits.append(self.logits(before, token))
         kept = np.array(logits) if want == "logits" else None
         return Pass(np.array(hidden), np.array(chosen, np.int32), kept)

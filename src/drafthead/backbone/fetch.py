@@ -7,12 +7,15 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -131,21 +134,45 @@ def _download_wheel(package: Package, folder: Path, progress: Callable[[int], No
     # pip downloads below TMPDIR first, where its growing file shows how far it is.
     environment = {**os.environ, "TMPDIR": str(folder)}
     with tempfile.TemporaryFile() as output:  # elsewhere: a full disk must not hide its own cause
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        process = None
         try:
+            with _signals_later():
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
             while not _ended(process):
                 progress(_bytes_below(folder))
         finally:
-            process.kill()
-            process.wait()
+            if process is not None:
+                process.kill()
+                process.wait()
         output.seek(0)
         said = output.read().decode("utf-8", "replace")
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or not wheels:
         raise DownloadError(_pip_problem(package.requirement, said))
     return wheels[0]
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle what would interrupt afterwards: a process half started has no handle to end it by."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # no other thread is interrupted
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in handled:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+    for late in came:
+        signal.raise_signal(late)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

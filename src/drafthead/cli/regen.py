@@ -49,21 +49,30 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--temperature", type=temperature, default=1.0, help="of sampled answers")
     parser.add_argument("--seed", type=int, default=0,
                         help="decides which prompts --limit takes and what is sampled")  # fmt: skip
-    parser.add_argument("--features", type=Path, default=None,
-                        help="also keep what training reads, in this folder")  # fmt: skip
-    parser.add_argument("--kv-layers", type=layer_list, default=(),
-                        help="layers whose keys and values --features keeps, as 17,18")  # fmt: skip
-    parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
+    _add_feature_flags(parser)
     parser.add_argument("--invent", type=output.count, default=0, metavar="N",
                         help="let the backbone invent N prompts too")  # fmt: skip
     parser.add_argument("--shard", type=part, default=None, metavar="I/N",
                         help="answer part I of N alone, as 2/4")  # fmt: skip
     parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="DIR",
                         help="put the folders of all parts together in --out; stop")  # fmt: skip
+    parser.add_argument("--merge-features", nargs="+", type=Path, default=[], metavar="DIR",
+                        help="with --merge: put these --features folders of the parts together "
+                        "in --features")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what it will take, and stop")
     output.add_threads_flag(parser)
     output.add_json_flag(parser)
     parser.set_defaults(run=run)
+
+
+def _add_feature_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--features", type=Path, default=None,
+                        help="also keep what training reads, in this folder")  # fmt: skip
+    parser.add_argument("--kv-layers", type=layer_list, default=(),
+                        help="layers whose keys and values --features keeps, as 17,18")  # fmt: skip
+    parser.add_argument("--taps", type=layer_list, default=(),
+                        help="layers whose outputs --features keeps too, as 9,19")  # fmt: skip
+    parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -72,6 +81,12 @@ def _check(args: argparse.Namespace) -> None:
             f"--max-tokens {args.max_tokens} leaves no room for a prompt in --capacity "
             f"{args.capacity}."
         )
+    kept = (("--kv-layers", args.kv_layers), ("--taps", args.taps))
+    for flag, layers in (*kept, ("--merge-features", args.merge_features)):
+        if layers and args.features is None:
+            raise RequestError(f"{flag} says what --features keeps; give that folder too.")
+    if args.merge_features and not args.merge:
+        raise RequestError("--merge-features belongs to --merge; give the parts' answers too.")
     for other, given in (("--shard", args.shard), ("--plan", args.plan)):
         if args.invent and given:
             raise RequestError(
@@ -82,15 +97,13 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, plan, or answer the prompts and print what the folder holds."""
+    _check(args)
     if args.merge:
-        from drafthead.training.shards import merge
-
-        return _print_manifest(args, merge(args.merge, args.out))
+        return _merge(args)
     from drafthead.session import load
     from drafthead.training.prompts import choose
     from drafthead.training.shards import Shard, cut
 
-    _check(args)
     tasks = output.names(args.tasks)
     rows = _read(args, tasks)
     session = load(args.backbone, head="none", drafter="none", threads=args.threads)
@@ -111,6 +124,24 @@ def run(args: argparse.Namespace) -> int:
     return _print_manifest(args, manifest | {"duplicates": duplicates, "seconds": seconds})
 
 
+def _merge(args: argparse.Namespace) -> int:
+    """Put parts together: their answers, and where asked for their features."""
+    from drafthead.training.answers import AnswerStore
+    from drafthead.training.merge_features import merge_features, open_parts
+    from drafthead.training.shards import merge
+
+    parts = []
+    answered = AnswerStore(args.merge[0]).manifest()
+    if args.merge_features and answered is not None:  # what holds no answers, `merge` names
+        parts = open_parts(args.merge_features, args.features, answered.get("fingerprint"))
+        check_disk(sum(part.nbytes for part in parts), args.max_disk)
+    manifest = merge(args.merge, args.out)
+    if parts:
+        missing = merge_features(parts, args.features, list(AnswerStore(args.out).rows()))
+        manifest |= {"without_features": missing}
+    return _print_manifest(args, manifest)
+
+
 def _print_manifest(args: argparse.Namespace, manifest: dict[str, object]) -> int:
     if args.json:
         output.print_json(manifest)
@@ -128,6 +159,19 @@ def _read(args: argparse.Namespace, tasks: list[str]) -> list[PromptRow]:
     if args.prompts or args.invent:
         return [row for path in args.prompts for row in read_prompts(path)]
     return built_in(tasks, args.limit or BUILT_IN_PER_TASK, args.seed)
+
+
+def _feature_files(args: argparse.Namespace, session: Session, folder: Path) -> FeatureFiles:
+    """The files of --features, or the same ones in another folder."""
+    from drafthead.training.features import FeatureFiles, FeatureSizes
+
+    last = session.backbone.spec.n_layers - 1
+    for flag, layers in (("--kv-layers", args.kv_layers), ("--taps", args.taps)):
+        if max(layers, default=0) > last:
+            raise RequestError(
+                f"{flag}: {session.backbone.name} has layers 0 to {last}, found {max(layers)}."
+            )
+    return FeatureFiles(folder, FeatureSizes.of(session.backbone), args.kv_layers, args.taps)
 
 
 def _settings(args: argparse.Namespace) -> RegenSettings:
@@ -172,13 +216,12 @@ def _columns() -> tuple[Any, ...]:
 def _answer(
     args: argparse.Namespace, session: Session, prompts: list[PromptRow]
 ) -> dict[str, object]:
-    from drafthead.training.features import FeatureFiles
     from drafthead.training.pace import Pace
     from drafthead.training.regen import regenerate
 
     features = None
     if args.features is not None:
-        features = FeatureFiles(args.features, session.backbone, args.kv_layers)
+        features = _feature_files(args, session, args.features)
     regenerator = _regenerator(args, session, features)
     pace = Pace(regenerator, _settings(args))
     with output.progress("answers", *_columns()) as progress:
@@ -204,13 +247,12 @@ def _plan(args: argparse.Namespace, session: Session, prompts: list[PromptRow]) 
     from tempfile import TemporaryDirectory
 
     from drafthead.training.answers import AnswerStore
-    from drafthead.training.features import FeatureFiles
     from drafthead.training.plan import make_plan
 
     sizes = None
     if args.features is not None:
         with TemporaryDirectory() as empty:  # what is in --features stays as it is
-            files = FeatureFiles(Path(empty), session.backbone, args.kv_layers)
+            files = _feature_files(args, session, Path(empty))
             sizes = files.bytes_per_anchor, files.bytes_per_row
     held = list(AnswerStore(args.out).rows())
     plan = make_plan(

@@ -47,7 +47,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-disk", type=gigabytes, default=8.0, help="GB that features may take")
     parser.add_argument("--host", choices=("engine", "torch"), default="engine",
                         help="what computes features that are missing")  # fmt: skip
-    parser.add_argument("--device", default=None, help="of --host torch: cpu (default), cuda, ...")
+    parser.add_argument("--device", default="cpu",
+                        help="of training and of --host torch: cpu, cuda, ...")  # fmt: skip
     parser.add_argument("--weights", type=Path, default=None, metavar="FOLDER",
                         help="of --host torch: the model's own safetensors (default: the "
                         "backbone's, dequantised)")  # fmt: skip
@@ -119,12 +120,12 @@ class Command:
     def _source(self) -> TorchFeatures | None:
         args = self.args
         if args.host == "engine":
-            if args.device or args.weights:
-                raise TrainingError("--device and --weights belong to --host torch; give that too.")
+            if args.weights:
+                raise TrainingError("--weights belongs to --host torch; give that too.")
             return None
         from drafthead.training.host import TorchFeatures
 
-        return TorchFeatures(self.session.backbone, args.device or "cpu", args.weights)
+        return TorchFeatures(self.session.backbone, str(self.workers.device), args.weights)
 
     @property
     def usage(self) -> str:
@@ -278,6 +279,7 @@ def run(args: argparse.Namespace) -> int:
 
     check(args)
     try:
+        from drafthead.training.device import device_here
         from drafthead.training.parallel import joined
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -285,7 +287,7 @@ def run(args: argparse.Namespace) -> int:
         raise TrainingError(
             "Training needs torch, which is not installed: `pip install 'drafthead[train]'`."
         ) from error
-    with joined() as workers:
+    with joined(device_here(args.device)) as workers:
         standalone = args.drafter == "standalone"
         command = (StandaloneCommand if standalone else Command)(args, workers)
         result = command.run()

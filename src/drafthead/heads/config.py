@@ -6,16 +6,16 @@ lives in the block `frozen_mtp`, which foreign loaders ignore.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafthead.errors import HeadError
+from drafthead.heads.blocks import INT8, KINDS, BlockKind
 
 FORMAT_VERSION = 1
 MIN_CONFIDENCE = 0.4  # of heads that do not say; docs/decisions.md compares thresholds
 HIDDEN_TAP = "post_final_norm"
 DRAFT_POSITION = "bonus"
-QUANTIZATION = "int8_block32"
 NO_ATTENTION = -1  # in kv_layers
 MAX_LAYERS = 64
 MAX_MARKOV_RANK, MARKOV_STEP, MAX_POSITIONS = 256, 32, 16
@@ -50,6 +50,7 @@ class HeadConfig:
     many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
     whether it may draft tokens outside its draft vocabulary that the text so far holds.
     min_confidence: a draft ends where the product of its confidences falls below this.
+    quantization: how the matrices are held, a name of blocks.KINDS.
     training: a record of how the head came to be, for people.
     """
 
@@ -72,6 +73,7 @@ class HeadConfig:
     positions: int = 1
     prompt_tokens: bool = False
     min_confidence: float = MIN_CONFIDENCE
+    quantization: str = INT8.name
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -88,6 +90,11 @@ class HeadConfig:
     def longest_draft(self) -> int | None:
         """Tokens that one draft can hold; None for a recurrent head, which drafts any number."""
         return self.positions if self.positions > 1 else None
+
+    @property
+    def blocks(self) -> BlockKind:
+        """How the matrices are held."""
+        return KINDS[self.quantization]
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name and shape (N, K) of every matrix."""
@@ -157,7 +164,7 @@ class HeadConfig:
                 "draft_prompt_tokens": self.prompt_tokens,
                 "min_confidence": self.min_confidence,
                 "trained_steps": self.trained_steps,
-                "quantization": QUANTIZATION,
+                "quantization": self.quantization,
                 "training": dict(self.training),
             },
         }
@@ -176,7 +183,6 @@ class HeadConfig:
         block.equal("format_version", FORMAT_VERSION)
         block.equal("hidden_tap", HIDDEN_TAP)
         block.equal("draft_position", DRAFT_POSITION)
-        block.equal("quantization", QUANTIZATION)
         target = _Fields(block.get("target", dict), "frozen_mtp.target.")
         config = cls(
             d_model=top.size("hidden_size"),
@@ -194,6 +200,7 @@ class HeadConfig:
             qk_norm=top.flag("use_qk_norm"),
             markov_rank=block.optional("markov_rank", 0, MAX_MARKOV_RANK, 0),
             taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
+            quantization=block.choice("quantization", KINDS),
             min_confidence=block.share("min_confidence", MIN_CONFIDENCE),
             prompt_tokens=block.flag("draft_prompt_tokens"),
             positions=block.optional("positions", 1, MAX_POSITIONS, 1),
@@ -242,6 +249,13 @@ class _Fields:
         value = self.content.get(name)
         if value != expected or isinstance(value, bool):
             raise self._fail(name, repr(expected), value)
+
+    def choice(self, name: str, names: Collection[str]) -> str:
+        """One of some names."""
+        value = self.content.get(name)
+        if not isinstance(value, str) or value not in names:
+            raise self._fail(name, f"one of {', '.join(names)}", value)
+        return value
 
     def share(self, name: str, default: float) -> float:
         """A number of 0 .. 1, or the default where it is not named."""

@@ -1,7 +1,8 @@
 """A head as a folder: config.json and model.safetensors, checked before anything is trusted.
 
-Matrices are int8 with one f16 scale for each block of 32 along K (`NAME_scale`, [N, K/32]), norms
-f32, `draft_token_ids` int32 ascending in whole groups of 16.
+Matrices are int8 or two 4-bit integers a byte, with one f16 scale for each block of 32 along K
+(`NAME_scale`, [N, K/32]; blocks.py), norms f32, `draft_token_ids` int32 ascending in whole groups
+of 16.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from drafthead.errors import HeadError
 from drafthead.gguf.spec import ModelSpec
+from drafthead.heads.blocks import BLOCK, ggml_blocks
 from drafthead.heads.config import GROUP, HeadConfig
 
 if TYPE_CHECKING:
@@ -24,11 +26,10 @@ if TYPE_CHECKING:
     from drafthead._native import MtpHead
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-BLOCK = 32
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 20
-GGML_F32, GGML_Q8_0 = 0, 8
-_BYTES = {"I8": 1, "F16": 2, "F32": 4, "I32": 4}
+GGML_F32 = 0
+_BYTES = {"I8": 1, "U8": 1, "F16": 2, "F32": 4, "I32": 4}
 
 
 class Target(Protocol):
@@ -67,7 +68,7 @@ def expected_tensors(config: HeadConfig) -> dict[str, tuple[str, tuple[int, ...]
             raise HeadError(
                 f"config.json: {name} has {columns} columns, not a multiple of {BLOCK}."
             )
-        tensors[name] = ("I8", (rows, columns))
+        tensors[name] = (config.blocks.dtype, (rows, config.blocks.row_bytes(columns)))
         tensors[name + "_scale"] = ("F16", (rows, columns // BLOCK))
     tensors["draft_token_ids"] = ("I32", (config.draft_vocab_size,))
     return tensors
@@ -121,7 +122,12 @@ def _tensor(
     inside = all(type(value) is int and 0 <= value <= len(raw) - begin for value in offsets)
     if not inside or offsets[1] - offsets[0] != nbytes:
         raise HeadError(f"{WEIGHTS}, {name}: its data lie outside the file or have a wrong size.")
-    kinds: dict[str, type[Any]] = {"I8": np.int8, "F16": np.float16, "F32": np.float32}
+    kinds: dict[str, type[Any]] = {
+        "I8": np.int8,
+        "U8": np.uint8,
+        "F16": np.float16,
+        "F32": np.float32,
+    }
     kind = np.dtype(kinds.get(dtype, np.int32))
     flat: NDArray[Any] = np.frombuffer(raw, kind, int(np.prod(shape)), begin + offsets[0])
     return flat.reshape(shape)
@@ -141,15 +147,6 @@ def _check_values(config: HeadConfig, tensors: Mapping[str, NDArray[Any]]) -> No
             f"{WEIGHTS}, draft_token_ids: expected ascending whole groups of {GROUP} ids below "
             f"{config.vocab_size}."
         )
-
-
-def q8_0_blocks(weights_NK: NDArray[np.int8], scales_NB: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """GGML Q8_0 bytes of a matrix: for each block of 32 its f16 scale, then its values; 1-D."""
-    rows, columns = weights_NK.shape
-    blocks = np.empty((rows, columns // BLOCK, 2 + BLOCK), dtype=np.uint8)
-    blocks[:, :, :2] = np.ascontiguousarray(scales_NB).view(np.uint8).reshape(rows, -1, 2)
-    blocks[:, :, 2:] = np.ascontiguousarray(weights_NK).view(np.uint8).reshape(rows, -1, BLOCK)
-    return blocks.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -226,8 +223,8 @@ class HeadPackage:
             data = self.tensors[name].view(np.uint8).copy()
             head.set_tensor(name, GGML_F32, 1, size, data)
         for name, (rows, columns) in config.matrices().items():
-            data = q8_0_blocks(self.tensors[name], self.tensors[name + "_scale"])
-            head.set_tensor(name, GGML_Q8_0, rows, columns, data)
+            data = ggml_blocks(self.tensors[name], self.tensors[name + "_scale"])
+            head.set_tensor(name, config.blocks.ggml_type, rows, columns, data)
         head.finish()
         return head
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from drafthead.training.answers import Answer
 from drafthead.training.data import AnchorTable, DraftVocabulary, anchor_table
+from drafthead.training.device import CPU
 from drafthead.training.modules import Batch, SequenceKv
 
 
@@ -36,10 +37,11 @@ class Features(Protocol):
 
 
 class BatchMaker:
-    """Builds batches for a number of draft steps.
+    """Builds batches for a number of draft steps, on the processor unless `to` says otherwise.
 
-    softcap: of the backbone's logits, 0 is none.  prompt_tokens: whether the head may draft what is
-    outside the draft vocabulary and in the text it continues.
+    dtype: of keys, values and output rows.  softcap: of the backbone's logits, 0 is none.
+    prompt_tokens: whether the head may draft what is outside the draft vocabulary and in the text
+    it continues.
     """
 
     def __init__(
@@ -55,10 +57,15 @@ class BatchMaker:
     ) -> None:
         self._tables, self._features, self._answers = tables, features, answers
         self._vocabulary, self._steps, self._dtype = vocabulary, steps, dtype
-        rows = tables.output_rows(vocabulary.token_ids.astype(np.int32))
-        self.rows_VD = torch.from_numpy(np.array(rows)).to(dtype)
+        self._device = CPU
+        self.rows_VD = self._output_rows(vocabulary.token_ids)
         self.softcap = softcap
         self._prompt_tokens = prompt_tokens
+
+    def to(self, device: torch.device) -> BatchMaker:
+        """Make the batches on this device from now on."""
+        self._device, self.rows_VD = device, self.rows_VD.to(device)
+        return self
 
     def __call__(self, indices: Sequence[int]) -> Batch:
         """The batch of the anchors of some answers."""
@@ -70,14 +77,20 @@ class BatchMaker:
         embeddings = self._tables.embed(inputs_KA.reshape(-1).astype(np.int32))
         more = self._more(indices)
         return Batch(
-            hidden_AD=torch.from_numpy(hidden.astype(np.float32)),
-            embeddings_KAD=torch.from_numpy(np.array(embeddings)).unflatten(0, inputs_KA.shape),
-            inputs_KA=torch.from_numpy(self._vocabulary.to_index(inputs_KA)),
-            labels_KA=torch.from_numpy(self._vocabulary.to_index(labels_KA, more)),
-            positions_A=torch.from_numpy(positions),
+            hidden_AD=self._put(hidden).float(),
+            embeddings_KAD=self._put(np.array(embeddings)).unflatten(0, inputs_KA.shape),
+            inputs_KA=self._put(self._vocabulary.to_index(inputs_KA)),
+            labels_KA=self._put(self._vocabulary.to_index(labels_KA, more)),
+            positions_A=self._put(positions),
             sequences=self._sequences(indices, tables),
             rows_VD=self._rows(more),
         )
+
+    def _put(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+    def _output_rows(self, ids: NDArray[np.int64]) -> Tensor:
+        return self._put(np.array(self._tables.output_rows(ids.astype(np.int32)))).to(self._dtype)
 
     def _more(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Ids outside the draft vocabulary that these answers may be drafted with."""
@@ -89,8 +102,7 @@ class BatchMaker:
     def _rows(self, more: NDArray[np.int64]) -> Tensor:
         if not len(more):
             return self.rows_VD
-        rows = torch.from_numpy(np.array(self._tables.output_rows(more.astype(np.int32))))
-        return torch.cat([self.rows_VD, rows.to(self._dtype)])
+        return torch.cat([self.rows_VD, self._output_rows(more)])
 
     def _table(self, index: int) -> AnchorTable:
         answer = self._answers[index]
@@ -100,7 +112,7 @@ class BatchMaker:
         sequences, begin = [], 0
         for index, table in zip(indices, tables, strict=True):
             end = begin + len(table.positions_A)
-            kv = torch.from_numpy(np.array(self._features.kv(index)))  # (R, L, 2, G, H)
+            kv = self._put(np.array(self._features.kv(index)))  # (R, L, 2, G, H)
             kv_2LGRH = kv.to(self._dtype).permute(2, 1, 3, 0, 4).contiguous()
             sequences.append(SequenceKv(slice(begin, end), kv_2LGRH[0], kv_2LGRH[1]))
             begin = end

@@ -65,7 +65,7 @@ def file_tensors(model: DraftModel) -> dict[str, NDArray[np.float32]]:
     heads = {"q_proj": model.shape.n_heads, "k_proj": model.shape.n_kv_heads}
     tensors = {}
     for name, weight in model.model.named_parameters():
-        values = weight.detach().float().numpy()
+        values = weight.detach().float().cpu().numpy()
         kind = name.split(".")[-2]
         tensors[tensor_name(name)] = interleaved(values, heads[kind]) if kind in heads else values
     return tensors

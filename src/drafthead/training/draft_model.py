@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from drafthead.training.answers import Answer
 from drafthead.training.data import anchor_table
+from drafthead.training.device import CPU
 from drafthead.training.draft_shape import DraftShape
 from drafthead.training.modules import Batch, SequenceKv
 
@@ -42,20 +43,28 @@ class TextBatch(Batch):
 
 
 class TextBatches:
-    """Batches of answers, by place in the list."""
+    """Batches of answers, by place in the list, on the processor unless `to` says otherwise."""
 
     softcap = 0.0
 
     def __init__(self, answers: Sequence[Answer], vocab_size: int, dtype: torch.dtype) -> None:
         self._answers = answers
-        self._rows_V0 = torch.zeros(vocab_size, 0, dtype=dtype)
+        self._device, self._rows_V0 = CPU, torch.zeros(vocab_size, 0, dtype=dtype)
+
+    def to(self, device: torch.device) -> TextBatches:
+        """Make the batches on this device from now on."""
+        self._device, self._rows_V0 = device, self._rows_V0.to(device)
+        return self
 
     def __call__(self, indices: Sequence[int]) -> TextBatch:
         """The batch of some answers."""
         answers = sorted((self._answers[index] for index in indices), key=_length)
         tables = [anchor_table(answer.prompt_tokens, answer.answer, 1) for answer in answers]
         bounds = np.cumsum([0, *(len(table.positions_A) for table in tables)]).tolist()
-        nothing, groups = torch.zeros(0), list(_groups([_length(answer) for answer in answers]))
+        nothing, groups = (
+            self._rows_V0.new_zeros(0),
+            list(_groups([_length(answer) for answer in answers])),
+        )
         texts, places = [], []
         for group in groups:
             longest = max(_length(answers[index]) for index in group)
@@ -66,14 +75,14 @@ class TextBatches:
             rows = [
                 row * longest + tables[index].positions_A + 1 for row, index in enumerate(group)
             ]
-            texts.append(ids_BT)
-            places.append(torch.from_numpy(np.concatenate(rows)))
+            texts.append(ids_BT.to(self._device))
+            places.append(self._put(rows))
         return TextBatch(
-            hidden_AD=torch.zeros(bounds[-1], 0),
+            hidden_AD=torch.zeros(bounds[-1], 0, device=self._device),
             embeddings_KAD=nothing,
-            inputs_KA=torch.from_numpy(np.concatenate([t.inputs_KA for t in tables], axis=1)),
-            labels_KA=torch.from_numpy(np.concatenate([t.labels_KA for t in tables], axis=1)),
-            positions_A=torch.from_numpy(np.concatenate([t.positions_A for t in tables])),
+            inputs_KA=self._put([t.inputs_KA for t in tables]),
+            labels_KA=self._put([t.labels_KA for t in tables]),
+            positions_A=self._put([t.positions_A for t in tables]),
             sequences=[
                 SequenceKv(slice(begin, end), nothing, nothing) for begin, end in pairwise(bounds)
             ],
@@ -81,6 +90,10 @@ class TextBatches:
             texts=texts,
             places=places,
         )
+
+    def _put(self, parts: Sequence[NDArray[np.int64]]) -> Tensor:
+        """The parts side by side, on the device."""
+        return torch.from_numpy(np.concatenate(parts, axis=-1)).to(self._device)
 
 
 def _length(answer: Answer) -> int:

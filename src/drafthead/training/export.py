@@ -1,4 +1,4 @@
-"""From trained weights to a head package: int8 blocks of 32 along K, written atomically."""
+"""From trained weights to a head package, written atomically."""
 
 from __future__ import annotations
 
@@ -15,26 +15,8 @@ from safetensors.numpy import save as pack
 
 from drafthead.errors import HeadError
 from drafthead.heads.config import HeadConfig
-from drafthead.heads.package import BLOCK, CONFIG, WEIGHTS, HeadPackage, expected_tensors
-
-
-def quantize(weights_NK: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Symmetric int8 blocks: q = round(w / d), d = max|w| / 127 as f16, for each 32 along K.
-
-    Returns:
-        Values (N, K) and scales (N, K / 32).
-    """
-    rows, columns = weights_NK.shape
-    blocks = weights_NK.astype(np.float32).reshape(rows, columns // BLOCK, BLOCK)
-    scales = (np.abs(blocks).max(axis=2) / 127.0).astype(np.float16)
-    divisors = np.where(scales > 0, scales.astype(np.float32), np.float32(np.inf))
-    values = np.clip(np.rint(blocks / divisors[:, :, None]), -127, 127)
-    return values.astype(np.int8).reshape(rows, columns), scales
-
-
-def dequantize(values_NK: NDArray[np.int8], scales_NB: NDArray[np.float16]) -> NDArray[np.float32]:
-    """What the int8 blocks stand for, (N, K)."""
-    return values_NK.astype(np.float32) * np.repeat(scales_NB.astype(np.float32), BLOCK, axis=1)
+from drafthead.heads.package import CONFIG, WEIGHTS, HeadPackage, expected_tensors
+from drafthead.training.quantize import quantize
 
 
 def package_tensors(
@@ -45,7 +27,7 @@ def package_tensors(
     for name in config.vectors():
         tensors[name] = weights[name].astype(np.float32)
     for name in config.matrices():
-        tensors[name], tensors[name + "_scale"] = quantize(weights[name])
+        tensors[name], tensors[name + "_scale"] = quantize(weights[name], config.blocks)
     return {name: np.ascontiguousarray(tensors[name]) for name in expected_tensors(config)}
 
 

@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from drafthead.errors import TrainingError
 from drafthead.training.answers import Answer, write_atomic
 from drafthead.training.data import anchor_count, common_prefix
 
+FORMAT_VERSION = 2
 CHUNK_ROWS = 512
 SOURCE_ROWS = 4096  # of a batch that a source is given
 ANSWERS_PER_SYNC = 64
@@ -111,6 +112,22 @@ class _Place:
     rows: int
 
 
+@dataclass(frozen=True)
+class FeatureSizes:
+    """What the features depend on of a backbone: which one it is, and its sizes."""
+
+    fingerprint: str
+    d_model: int
+    n_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> FeatureSizes:
+        """Those of a backbone."""
+        spec = backbone.spec
+        return cls(backbone.fingerprint, spec.d_model, spec.n_kv_heads, spec.head_dim)
+
+
 class FeatureFiles:
     """The growing files of one backbone, one list of layers and one of taps.
 
@@ -121,30 +138,44 @@ class FeatureFiles:
     def __init__(
         self,
         folder: Path,
-        backbone: Backbone,
+        sizes: FeatureSizes,
         kv_layers: Sequence[int],
         taps: Sequence[int] = (),
         source: str | None = None,
     ) -> None:
-        spec = backbone.spec
-        self.folder = folder
-        self._header: dict[str, object] = {
-            "format_version": 2, "fingerprint": backbone.fingerprint, "d_model": spec.d_model,
-            "n_kv_heads": spec.n_kv_heads, "head_dim": spec.head_dim,
-        }  # fmt: skip
+        self.folder, self.sizes, self.source = folder, sizes, source
+        self.header: dict[str, object] = {"format_version": FORMAT_VERSION, **asdict(sizes)}
         if source is not None:
-            self._header["source"] = source
+            self.header["source"] = source
         self.layers, self.taps = self._stored(kv_layers, taps)
-        self._header["kv_layers"] = list(self.layers)
+        self.header["kv_layers"] = list(self.layers)
         if self.taps:
-            self._header["taps"] = list(self.taps)
-        self._state_shape = ((1 + len(self.taps)) * spec.d_model,)
-        self._kv_shape = (len(self.layers), 2, spec.n_kv_heads, spec.head_dim)
+            self.header["taps"] = list(self.taps)
+        self._state_shape = ((1 + len(self.taps)) * sizes.d_model,)
+        self._kv_shape = (len(self.layers), 2, sizes.n_kv_heads, sizes.head_dim)
         self._places: dict[str, _Place] = {}
         self._anchors = self._rows = 0
         self._pending: list[tuple[str, NDArray[np.float16], NDArray[np.float16]]] = []
         if (folder / HEADER).is_file():
             self._read_index()
+
+    @classmethod
+    def stored(cls, folder: Path) -> FeatureFiles:
+        """Open the files of a folder as they are; TrainingError where it holds none."""
+        try:
+            found = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+            if found.pop("format_version") != FORMAT_VERSION:
+                raise ValueError("another format")
+            layers, taps = found.pop("kv_layers"), found.pop("taps", [])
+            source = found.pop("source", None)
+            sizes = FeatureSizes(**found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(f"{folder} holds no features ({error}).") from None
+        return cls(folder, sizes, layers, taps, source)
+
+    def like(self, folder: Path) -> FeatureFiles:
+        """Files of the same backbone, layers, taps and source in another folder."""
+        return FeatureFiles(folder, self.sizes, self.layers, self.taps, self.source)
 
     def _stored(
         self, layers: Sequence[int], taps: Sequence[int]
@@ -154,8 +185,8 @@ class FeatureFiles:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             stored = found["kv_layers"], found.get("taps", [])
-            same = {**found, **self._header} == found
-            same &= found.get("source") == self._header.get("source")
+            same = {**found, **self.header} == found
+            same &= found.get("source") == self.header.get("source")
             same &= set(layers) <= set(stored[0]) and set(taps) <= set(stored[1])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
@@ -212,7 +243,7 @@ class FeatureFiles:
         if not (self.folder / HEADER).is_file():
             for name in (HIDDEN, KV, INDEX):
                 (self.folder / name).unlink(missing_ok=True)
-            write_atomic(self.folder / HEADER, json.dumps(self._header))
+            write_atomic(self.folder / HEADER, json.dumps(self.header))
         lines = [
             json.dumps({"key": key, "anchors": len(hidden), "rows": len(kv)}) + "\n"
             for key, hidden, kv in self._pending
@@ -284,7 +315,8 @@ class FeatureStore:
         if source is not None and taps:
             raise TrainingError("Taps are given by the engine alone: use --host engine.")
         name = source.name if source else None
-        self._files = FeatureFiles(folder, backbone, kv_layers, taps, name)
+        sizes = FeatureSizes.of(backbone)
+        self._files = FeatureFiles(folder, sizes, kv_layers, taps, name)
         self._keys = [answer_key(answer) for answer in answers]
         self._chosen = [self._files.layers.index(layer) for layer in kv_layers]
         self._columns = self._columns_of(backbone.spec.d_model, tuple(taps))

@@ -9,8 +9,8 @@ from dataclasses import replace
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
 from drafthead.gguf.spec import ModelSpec
+from drafthead.heads.blocks import BLOCK, INT4, INT8
 from drafthead.heads.config import HeadConfig, TargetId
-from drafthead.heads.package import BLOCK
 from drafthead.training.inputs import Inputs
 from drafthead.training.recipe import Recipe
 
@@ -82,6 +82,7 @@ def head_sizes(recipe: Recipe, backbone: Backbone, draft_vocab: int) -> HeadConf
         taps=head.taps,
         positions=head.positions,
         prompt_tokens=head.prompt_tokens,
+        quantization=(INT4 if head.quantization == INT4.short else INT8).name,
         target=target,
     )
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from drafthead.backbone.handle import Backbone
-from drafthead.errors import TrainingError
 from drafthead.training.answers import Answer
+from drafthead.training.device import usable_device
 from drafthead.training.features import kept_rows
 from drafthead.training.library import dequantised, file_model, folder_model
 
@@ -138,18 +138,6 @@ def _watched(model: Any) -> Iterator[Inside]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of a name; TrainingError where this machine has none."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise TrainingError(
-            f"There is no device {name!r} here; use --device cpu, or cuda with a torch that has it."
-        ) from error
-    return device
 
 
 class TorchFeatures:

@@ -31,7 +31,7 @@ def cross_entropy(log_q_MV: Tensor, labels_M: Tensor) -> Judged:
     """CE = -log q(y). Slope: q - onehot(y)."""
     losses = F.nll_loss(log_q_MV, labels_M, reduction="none")
     slopes = log_q_MV.exp()
-    slopes[torch.arange(len(labels_M)), labels_M] -= 1.0
+    slopes[torch.arange(len(labels_M), device=labels_M.device), labels_M] -= 1.0
     return losses, slopes
 
 
@@ -178,8 +178,9 @@ def target_rows(sequences: Sequence[SequenceKv], steps: int) -> Tensor:
     """The anchor whose state gave the label of each step and anchor, (K, A); -1 where none did."""
     parts = []
     for sequence in sequences:
-        own = torch.arange(sequence.anchors.start, sequence.anchors.stop)
-        later = own + torch.arange(1, steps + 1)[:, None]
+        device = sequence.keys_LGRH.device
+        own = torch.arange(sequence.anchors.start, sequence.anchors.stop, device=device)
+        later = own + torch.arange(1, steps + 1, device=device)[:, None]
         parts.append(torch.where(later < sequence.anchors.stop, later, -1))
     return torch.cat(parts, dim=1)
 
@@ -213,11 +214,12 @@ def unrolled_loss(
     step_M, anchor_M = step_M[order], anchor_M[order]
     counts = torch.bincount(step_M, minlength=steps)
     if not len(step_M):
-        return torch.zeros(()), [0] * steps, [0] * steps
+        return rows_VD.new_zeros((), dtype=torch.float32), [0] * steps, [0] * steps
     states_MD = torch.cat(list(states)).index_select(0, step_M * len(states[0]) + anchor_M)
     labels_M = batch.labels_KA[step_M, anchor_M]
-    means = counts if divisors is None else torch.tensor(divisors)
-    weights_M = (torch.tensor(step_weights(steps, decay)) / means)[step_M]
+    device = rows_VD.device
+    means = counts if divisors is None else torch.tensor(divisors, device=device)
+    weights_M = (torch.tensor(step_weights(steps, decay), device=device) / means)[step_M]
     teacher = Teacher(batch.hidden_AD[:, : rows_VD.shape[1]], rows_VD, softcap)
     loss, choices_M = _FrozenLoss.apply(
         states_MD, rows_VD, learned_VB, labels_M, targets_KA[step_M, anchor_M], weights_M,

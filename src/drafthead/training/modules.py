@@ -76,7 +76,8 @@ class RmsNorm(nn.Module):
 
 def rope_tables(positions_A: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the split-half rotary embedding, (A, 1, H/2) each."""
-    powers = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    even = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_A.device)
+    powers = even / head_dim
     angles = positions_A.double()[:, None] * (1.0 / base**powers)[None, :]
     return angles.cos().float()[:, None, :], angles.sin().float()[:, None, :]
 
@@ -90,7 +91,7 @@ def rotate(x_ANH: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
 
 def visible(positions_A: Tensor, rows: int) -> Tensor:
     """What an anchor reads, at every step: positions 0 .. i; (A, R), True where it does."""
-    return torch.arange(rows)[None, :] <= positions_A[:, None]
+    return torch.arange(rows, device=positions_A.device)[None, :] <= positions_A[:, None]
 
 
 class SharedKvAttention(nn.Module):

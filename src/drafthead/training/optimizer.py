@@ -114,12 +114,19 @@ class HeadOptimizer:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Take over what `tensors` gave."""
         split = [(*key.split("/", 1), value) for key, value in saved.items()]
-        self._averages = {name: value for kind, name, value in split if kind == AVERAGE}
+        self._averages = {
+            name: value.to(self._weights[name].device)
+            for kind, name, value in split
+            if kind == AVERAGE
+        }
         for part, owned, weight in self._owned():
             moments = {kind: value for kind, name, value in split if name == owned}
             moments.pop(AVERAGE, None)
-            if moments:
-                part.state[weight] = moments
+            if moments:  # a count of steps, a scalar, stays with the processor
+                part.state[weight] = {
+                    kind: value.to(weight.device) if value.dim() else value
+                    for kind, value in moments.items()
+                }
 
     def _owned(self) -> Iterator[tuple[torch.optim.Optimizer, str, Tensor]]:
         """Each weight with its name and the optimizer that moves it."""

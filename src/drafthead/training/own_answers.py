@@ -12,7 +12,7 @@ from drafthead.evaluation.prompts import PromptRow, prompt_ids
 from drafthead.session import Session
 from drafthead.tasks import TASKS
 from drafthead.training.answers import Answer, AnswerStore
-from drafthead.training.features import FeatureFiles
+from drafthead.training.features import FeatureFiles, FeatureSizes
 from drafthead.training.prompts import built_in, choose
 from drafthead.training.recipe import Recipe
 from drafthead.training.regen import RegenCounts, RegenSettings, regenerate, session_regenerator
@@ -50,6 +50,7 @@ def answer_prompts(
 ) -> None:  # fmt: skip
     """Fill a folder of answers and the features of them; what was stopped goes on."""
     settings = RegenSettings(max_tokens=recipe.answers.max_tokens, seed=recipe.train.seed)
-    kept = FeatureFiles(features, session.backbone, recipe.head.read_layers, recipe.head.taps)
+    sizes = FeatureSizes.of(session.backbone)
+    kept = FeatureFiles(features, sizes, recipe.head.read_layers, recipe.head.taps)
     worker = session_regenerator(session, settings, features=kept)
     regenerate(worker, prompts, out, settings, on_answer)

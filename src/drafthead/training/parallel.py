@@ -17,15 +17,21 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from drafthead.training.device import CPU
+
 LONGEST_WAIT = timedelta(days=7)  # for the first process, which makes answers and features alone
 
 
 @dataclass(frozen=True)
 class Workers:
-    """This process's place among those that train one head: number `rank` of `size`."""
+    """This process's place among those that train one head: number `rank` of `size`.
+
+    device: where its weights and batches are.
+    """
 
     rank: int = 0
     size: int = 1
+    device: torch.device = CPU
 
     @property
     def first(self) -> bool:
@@ -52,7 +58,7 @@ class Workers:
         """Each value summed over all processes, in f64: exact for counts."""
         if self.size == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return [float(value) for value in total]
 
@@ -95,14 +101,17 @@ def processes_here() -> int:
 
 
 @contextmanager
-def joined() -> Iterator[Workers]:
+def joined(device: torch.device = CPU) -> Iterator[Workers]:
     """The processes that `torchrun` started this one with, or this one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield ALONE
+        yield Workers(device=device)
         return
-    dist.init_process_group("gloo", timeout=LONGEST_WAIT)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(device)  # what nccl's own buffers are on
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=LONGEST_WAIT)
     try:
-        yield Workers(dist.get_rank(), dist.get_world_size())
+        yield Workers(dist.get_rank(), dist.get_world_size(), device)
         dist.barrier()  # a process that closes its connections early can abort the others
     finally:
         dist.destroy_process_group()

@@ -17,13 +17,14 @@ import torch
 
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import TrainingError
+from drafthead.evaluation.metrics import rounded
+from drafthead.heads.blocks import INT4, INT8
+from drafthead.heads.config import HeadConfig
 from drafthead.heads.package import HeadPackage
 from drafthead.session import Session
 from drafthead.training.answers import write_atomic
 from drafthead.training.batching import BatchMaker
-from drafthead.training.data import (
-    anchor_count,
-)
+from drafthead.training.data import anchor_count
 from drafthead.training.export import export
 from drafthead.training.features import FeatureStore, Source
 from drafthead.training.head_shape import head_config
@@ -32,7 +33,7 @@ from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.parallel import ALONE, Workers
 from drafthead.training.recipe import Recipe
 from drafthead.training.replay import replay
-from drafthead.training.selection import Judge, acceptance, numpy_weights, trial_answers
+from drafthead.training.selection import Judge, Trial, acceptance, numpy_weights, trial_answers
 from drafthead.training.trainer import CHECKPOINT, Progress, Report, Trainer
 from drafthead.training.warm_start import start_from_backbone
 
@@ -71,8 +72,9 @@ def check_run(folder: Path, recipe: Recipe, inputs: Inputs) -> None:
 class Outcome:
     """The exported head, and what it accepts of the held-out answers that choose the weights.
 
-    acceptance: drafts of full length, "f32" replayed in torch before quantisation, "int8" decoded
-    in the runtime after it; None where no answer is held out.
+    acceptance: drafts of full length, "f32" replayed in torch before quantisation, and decoded in
+    the runtime after it by each form that was tried, "int8", "int4"; None where no answer is held
+    out.
     """
 
     package: HeadPackage
@@ -130,6 +132,8 @@ def train(
         ids = inputs.vocabulary.token_ids
         judge = Judge(session, config, ids, answers, recipe.measure, run)
     counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
+    head.to(workers.device)
+    maker = maker.to(workers.device)
     trainer = Trainer(head, recipe.train, maker, counts, run, workers)
     progress = trainer.run(judge, on_report, judge_start=start is not None)
     if not workers.first:
@@ -140,16 +144,36 @@ def train(
         min_confidence=kept.get("min_confidence", config.min_confidence),
         training={**config.training, **record(progress, kept, workers)},
     )
-    weights = numpy_weights(head)
-    package = export(out, config, weights, inputs.vocabulary.token_ids)
+    judges = {config.blocks.short: judge} if judge is not None else {}
+    if judge is not None and recipe.head.quantization == "auto":
+        judges[INT4.short] = judge.as_blocks(INT4)
+        config = in_faster_blocks(config, kept, judges[INT4.short](head))
+    package = export(out, config, numpy_weights(head), inputs.vocabulary.token_ids)
     if judge is None:
         return Outcome(package, None)
     longest = recipe.measure.max_draft
-    exact = makers(min(longest, config.longest_draft or longest), torch.float32)
+    drafted = min(longest, config.longest_draft or longest)
+    exact = makers(drafted, torch.float32).to(workers.device)
     places = [[len(inputs.train) + place] for place in judged]
     before = replay(head, exact, places, False, recipe.measure.max_tokens)
-    after = judge(head, thresholds=(0.0,)).stats
-    return Outcome(package, {"f32": acceptance(before), "int8": acceptance(after)})
+    after = {name: judge(head, (0.0,)).stats for name, judge in judges.items()}
+    found = {"f32": before, **after}
+    return Outcome(package, {name: acceptance(stats) for name, stats in found.items()})
+
+
+def in_faster_blocks(config: HeadConfig, kept: Mapping[str, Any], trial: Trial) -> HeadConfig:
+    """The config of a head in int4 where that decodes faster; what was tried is recorded.
+
+    Args:
+        config: of the head in int8.
+        kept: the evaluation of its weights.
+        trial: of the same weights in int4.
+    """
+    speeds = {INT8.short: kept["expected_tok_s"], INT4.short: rounded(trial.tok_s)}
+    config = replace(config, training={**config.training, "expected_tok_s": speeds})
+    if speeds[INT4.short] <= speeds[INT8.short]:
+        return config
+    return replace(config, quantization=INT4.name, min_confidence=trial.min_confidence)
 
 
 def record(progress: Progress, kept: Mapping[str, Any], workers: Workers) -> dict[str, object]:

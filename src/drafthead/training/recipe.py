@@ -58,6 +58,7 @@ class HeadRecipe:
     """The shape of the head; the fields of heads.config.HeadConfig say more.
 
     kv_layers: one head layer each, reading K and V of that layer; -1: a layer without attention.
+    quantization: of the exported matrices; "auto" takes what decodes faster on held-out answers.
     """
 
     name: str
@@ -70,6 +71,7 @@ class HeadRecipe:
     markov_rank: int = _number(0, MAX_MARKOV_RANK, 0)
     taps: tuple[int, ...] = _layers(0, ())
     positions: int = _number(1, MAX_POSITIONS, 1)
+    quantization: str = _choice("auto", "int8", "int4", default="auto")
 
     @property
     def read_layers(self) -> tuple[int, ...]:
@@ -234,6 +236,8 @@ def parse_recipe(text: str) -> Recipe:
             f"[train] unroll: a head that drafts {recipe.head.positions} positions in one pass is "
             f"trained on all of them and no more, found {recipe.train.unroll}."
         )
+    if len({*recipe.head.taps}) < len(recipe.head.taps):
+        raise TrainingError(f"[head] taps: name each layer once, found {[*recipe.head.taps]}.")
     if (recipe.train.steps > 0) == (recipe.train.minutes > 0):
         raise TrainingError("[train]: give exactly one of `steps` and `minutes` above zero.")
     return recipe

@@ -44,13 +44,13 @@ def replay(
     for indices in batches:
         batch = maker(indices)
         score_rows = head.score_rows(batch.rows_VD)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast(batch.rows_VD.device.type, torch.bfloat16, enabled=autocast):
             states = head(batch)
         choices = [
             torch.cat([(part @ score_rows.T).argmax(-1) for part in rows.split(CHUNK_ROWS)])
             for rows in (state.to(score_rows.dtype) for state in states)
         ]
-        matches = (torch.stack(choices) == batch.labels_KA).numpy()
+        matches = (torch.stack(choices) == batch.labels_KA).cpu().numpy()
         for sequence in batch.sequences:
             walk(matches[:, sequence.anchors][:, :last], stats)
     return stats

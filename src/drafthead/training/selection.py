@@ -1,8 +1,8 @@
 """Which weights of a training are kept: those that decode fastest in the runtime.
 
 Acceptance can fall while the loss still does, and a higher one may cost more than it saves. So at
-each evaluation the weights become a head of the native core, in int8 as they would be exported, and
-decode held-out prompts. Speed is counted, not clocked: passes by their number of rows and draft
+each evaluation the weights become a head of the native core, quantised as they would be exported,
+and decode held-out prompts. Speed is counted, not clocked: passes by their number of rows and draft
 steps, times what each of them took when `drafthead cost` measured them at the first evaluation, so
 that a busy machine cannot choose the weights.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.cost import measure_cost
 from drafthead.evaluation.metrics import rounded
 from drafthead.evaluation.prompts import end_ids
+from drafthead.heads.blocks import BlockKind
 from drafthead.heads.config import MIN_CONFIDENCE, HeadConfig
 from drafthead.heads.package import HeadPackage
 from drafthead.session import Session
@@ -201,16 +202,41 @@ class Judge(Trials):
         self._config, self._ids = config, token_ids
 
     def _drafter(self, head: FrozenMtpHead) -> CountingDrafter:
-        """The weights as they would be exported: int8, in the core."""
+        """The weights as they would be exported, in the core."""
         tensors = package_tensors(self._config, numpy_weights(head), self._ids)
         package = HeadPackage(Path("trial"), self._config, tensors)
         built = package.build(self._session.backbone)
         return CountingDrafter(built, self._recipe.max_draft)
 
+    def as_blocks(self, kind: BlockKind) -> Judge:
+        """The same trials of the weights in another form."""
+        config = replace(self._config, quantization=kind.name)
+        return _OtherBlocks(
+            self._session, config, self._ids, self._answers, self._recipe, self._folder
+        )
+
+
+class _OtherBlocks(Judge):
+    """Judges the weights in another form than the run's own.
+
+    Of its costs the draft step alone is timed anew, against a pass of one row, so that both forms
+    are judged by the same passes.
+    """
+
+    def _costs(self, session: Session) -> Costs:
+        costs = super()._costs(session)
+        path = self._folder / f"costs-{self._config.blocks.short}.json"
+        if not path.is_file():
+            found = measure_cost(session, (1,))
+            step_ms = costs.rows_ms[0] * found["draft_step_ms"] / found["rows_ms"]["1"]
+            write_atomic(path, json.dumps({"step_ms": step_ms}) + "\n")
+        step_ms = json.loads(path.read_text(encoding="utf-8"))["step_ms"]
+        return replace(costs, step_ms=step_ms)
+
 
 def numpy_weights(head: FrozenMtpHead) -> dict[str, NDArray[np.float32]]:
     """The weights of a head by the names of the package."""
-    return {name: tensor.detach().numpy() for name, tensor in head.state_dict().items()}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in head.state_dict().items()}
 
 
 def acceptance(stats: DecodeStats) -> dict[str, Any]:

@@ -169,6 +169,8 @@ def train_standalone(
     judge = StandaloneTrials(session, answers, recipe.measure, run, write) if answers else None
     counts = [anchor_count(len(a.prompt_tokens), len(a.answer)) for a in inputs.train]
     maker = TextBatches(inputs.train, shape.vocab_size, DTYPES[train.precision])
+    maker = maker.to(workers.device)
+    model.to(workers.device)
     trainer = Trainer(model, train, maker, counts, run, workers)
     progress = trainer.run(judge, on_report)
     if not workers.first:

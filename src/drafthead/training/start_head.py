@@ -21,13 +21,15 @@ from drafthead.errors import TrainingError
 from drafthead.heads.config import HeadConfig
 from drafthead.heads.package import WEIGHTS, HeadPackage, target_mismatch
 from drafthead.heads.store import embedded_heads
-from drafthead.training.export import dequantize
 from drafthead.training.head_shape import head_sizes
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.quantize import dequantize
 from drafthead.training.recipe import Recipe
 
 # What a training may change: these shape no tensor.
-OF_A_TRAINING = {"target", "training", "trained_steps", "min_confidence", "prompt_tokens"}
+OF_A_TRAINING = {
+    "target", "training", "trained_steps", "min_confidence", "prompt_tokens", "quantization",
+}  # fmt: skip
 SHAPE = [field.name for field in fields(HeadConfig) if field.name not in OF_A_TRAINING]
 
 
@@ -92,7 +94,7 @@ class StartHead:
         return replace(config, training=training, min_confidence=self.package.config.min_confidence)
 
     def load_into(self, head: FrozenMtpHead) -> None:
-        """Set the weights of a new head to the f32 values that the package's int8 stand for."""
+        """Set the weights of a new head to the f32 values that the package's blocks stand for."""
         config, tensors = self.package.config, self.package.tensors
         weights = {name: np.array(tensors[name]) for name in config.vectors()}
         for name in config.matrices():

@@ -255,7 +255,7 @@ class Trainer:
         if not sum(counted):
             self.progress.empty += 1
             return
-        loss, correct = torch.zeros(()), [0] * recipe.unroll
+        loss, correct = torch.zeros((), device=self._workers.device), [0] * recipe.unroll
         if batch is not None:
             loss, correct = self._loss(batch, counted)
         value, *hits = self._workers.sum([loss.item(), *correct])
@@ -267,7 +267,8 @@ class Trainer:
 
     def _loss(self, batch: Batch, counted: Sequence[float]) -> tuple[Tensor, list[int]]:
         """This process's part of the mean over all labels, and how often the head was right."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.precision == "bf16"):
+        device, mixed = self._workers.device.type, self._recipe.precision == "bf16"
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
             states = self.head(batch)
         loss, _, correct = unrolled_loss(
             states, batch.rows_VD, batch, self._recipe.step_decay, self._recipe.loss,
