@@ -119,6 +119,19 @@ class ScriptedBackbone:
         return Pass(np.array(hidden, np.float32), chosen, logits)
 
 
+class MarkovBackbone(ScriptedBackbone):
+    """A language of which everything is known: the logits depend on the last token alone."""
+
+    def __init__(self, logits_VV: np.ndarray) -> None:
+        self.logits_VV = logits_VV.astype(np.float32)
+        super().__init__(lambda history: int(logits_VV[history[-1]].argmax()), len(logits_VV))
+
+    def forward(self, segments, *, rows="all", want="hidden") -> Pass:
+        given = super().forward(segments, rows=rows, want=want)
+        fed = [t for s in segments for t in (s.tokens if rows == "all" else s.tokens[-1:])]
+        return Pass(given.hidden, given.tokens, self.logits_VV[fed] if want == "logits" else None)
+
+
 class ScriptedPeer:
     """A peer that answers as a session's scripted backbone does, with the checks of its cache."""
 
@@ -182,6 +195,8 @@ def session(drafter=None, answer="", prompt="user:hi;", eos_ids=(256,), context=
 class Letters:
     """Text pieces for loop tests: token n becomes "n,"."""
 
+    stopped = False
+
     def push(self, token_id: int) -> str:
         return f"{token_id},"
 
@@ -242,6 +257,24 @@ class RandomDrafter(Double):
 
     def draft(self, max_tokens):
         return [self.random.randrange(self.vocab_size) for _ in range(min(self.k, max_tokens))]
+
+
+@dataclass
+class DrawingDrafter(Double):
+    """DRAWING: draws each token from one distribution, and says so."""
+
+    shares: Sequence[float] = ()
+    k: int = 3
+    seed: int = 0
+    name = "DRAWING"
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def propose(self, max_tokens: int) -> Draft:
+        count = min(self.k, max_tokens)
+        tokens = self.random.choices(range(len(self.shares)), self.shares, k=count)
+        return Draft(tuple(tokens), proposals=(np.array(self.shares),) * count)
 
 
 @dataclass

@@ -6,13 +6,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from drafthead.backbone.handle import Backbone, KvType
 from drafthead.backbone.registry import resolve
 from drafthead.backbone.snapshot import read_snapshot, write_snapshot
+from drafthead.decoding.choosing import make_chooser
 from drafthead.decoding.constraints import FinishReason, token_limit
 from drafthead.decoding.loop import Request, decode
+from drafthead.decoding.options import DecodeOptions
 from drafthead.decoding.prefix import PrefixCache
+from drafthead.decoding.stops import StopText
 from drafthead.drafters.base import Drafter, NoDrafter
 from drafthead.drafting import PLAIN_WANTED, Asked, DrafterMaker, DrafterState, Made, check_name
 from drafthead.errors import RequestError
@@ -20,7 +24,7 @@ from drafthead.heads.package import HeadPackage
 from drafthead.text.decoder import StreamDecoder
 from drafthead.text.template import ChatTemplate, encode_chat
 from drafthead.text.tokenizer import Tokenizer
-from drafthead.types import DecodeStats, TokenEvent
+from drafthead.types import DecodeStats, ScoredToken, TokenEvent
 
 SMALLEST_CACHE = 1024
 
@@ -29,7 +33,11 @@ Messages = Sequence[Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Result:
-    """A finished answer. `tokens` ends with the end-of-sequence token where one ended it."""
+    """A finished answer. `tokens` ends with the end-of-sequence token where one ended it.
+
+    seed: of its random numbers, None where there were none.  prompt_logprobs: the prompt's tokens
+    with their log-probabilities, where they were asked for.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -37,15 +45,19 @@ class Result:
     stats: DecodeStats
     prompt_tokens: int
     events: tuple[TokenEvent, ...] = field(repr=False)
+    seed: int | None = None
+    prompt_logprobs: tuple[ScoredToken, ...] = field(default=(), repr=False)
 
 
 class Stream(Iterator[TokenEvent]):
     """The events of one answer as they come; may be abandoned at any time.
 
     `finish_reason` is None until the answer has ended; `stats` counts what has been done so far.
+    `seed` is that of its random numbers, None where there are none.
     """
 
-    def __init__(self, session: Session, request: Request) -> None:
+    def __init__(self, session: Session, request: Request, seed: int | None = None) -> None:
+        self.seed = seed
         self._session = session
         self._request = request
         self._events = self._decode()
@@ -64,6 +76,11 @@ class Stream(Iterator[TokenEvent]):
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, template included."""
         return len(self._request.prompt)
+
+    @property
+    def prompt_logprobs(self) -> tuple[ScoredToken, ...]:
+        """The prompt's tokens with their log-probabilities, from the first event on."""
+        return tuple(self._request.scored_prompt)
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
@@ -222,6 +239,7 @@ class Session:
         system: str | None = None,
         ignore_eos: bool = False,
         cut_loops: bool = False,
+        **options: Any,
     ) -> Stream:
         """Answer a prompt token by token; see `encode` for the first arguments.
 
@@ -233,15 +251,19 @@ class Session:
             system: a system message to put first.
             ignore_eos: go on after end-of-sequence tokens.
             cut_loops: end where the last 8 tokens have occurred before in the answer.
+            **options: how tokens are chosen, where the text stops and what is told about it: the
+                fields of `decoding.options.DecodeOptions`, such as temperature, seed and stop.
 
         Raises:
-            RequestError: nothing to answer, or max_tokens below 1.
+            RequestError: nothing to answer, max_tokens below 1, or an option that is unknown or
+                makes no sense.
             CapacityError: the prompt does not fit the context.
         """
+        chosen = DecodeOptions.of(options)
         ids = self.encode(prompt, messages, raw, system)
         stop_ids = frozenset() if ignore_eos else self.tokenizer.eos_ids
         continues = raw or not (prompt is None or isinstance(prompt, str))
-        return self.stream_ids(ids, max_tokens, stop_ids, cut_loops, continues)
+        return self.stream_ids(ids, max_tokens, stop_ids, cut_loops, continues, chosen)
 
     def stream_ids(
         self,
@@ -250,14 +272,22 @@ class Session:
         stop_ids: frozenset[int],
         cut_loops: bool = False,
         continues: bool = True,
+        options: DecodeOptions | None = None,
     ) -> Stream:
         """Answer token ids until one of `stop_ids`; errors as for `stream`.
 
         continues: the answer goes on in a text, so that its first space is part of it.
         """
         token_limit(len(ids), max_tokens, self.context)
-        text = StreamDecoder(self.tokenizer, continues)
-        return Stream(self, Request(ids, max_tokens, text, stop_ids, cut_loops))
+        options = (options or DecodeOptions()).seeded()
+        more = self.check_ids([*options.stop_ids, *options.logit_bias])[: len(options.stop_ids)]
+        text = StopText(StreamDecoder(self.tokenizer, continues), options.stops)
+        chooser = make_chooser(options, ids, self.backbone.spec.vocab_size)
+        request = Request(
+            ids, max_tokens, text, stop_ids.union(more), cut_loops, chooser, options.logprobs,
+            options.prompt_logprobs,
+        )  # fmt: skip
+        return Stream(self, request, options.seed if options.draws else None)
 
     def generate(
         self,
@@ -268,10 +298,12 @@ class Session:
         system: str | None = None,
         ignore_eos: bool = False,
         cut_loops: bool = False,
+        **options: Any,
     ) -> Result:
         """Answer a prompt and return the whole; arguments and errors as for `stream`."""
-        stream = self.stream(prompt, messages, max_tokens, raw, system, ignore_eos, cut_loops)
-        return finish(stream)
+        return finish(
+            self.stream(prompt, messages, max_tokens, raw, system, ignore_eos, cut_loops, **options)
+        )
 
 
 def load(
@@ -329,4 +361,6 @@ def finish(stream: Stream) -> Result:
         stats=stream.stats,
         prompt_tokens=stream.prompt_tokens,
         events=events,
+        seed=stream.seed,
+        prompt_logprobs=stream.prompt_logprobs,
     )

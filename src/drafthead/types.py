@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -12,11 +15,27 @@ class Draft:
     tokens: 0..max_draft_tokens proposed ids, without the bonus token.
     confidences: for each token the drafter's own probability of it, or empty where it has none.
     source: who made it, where the drafter chooses between several.
+    proposals: for each token the distribution it was drawn from, over the whole vocabulary; empty
+    where the drafter did not draw, which is as if each token had had the probability 1.
     """
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     source: str = ""
+    proposals: tuple[NDArray[np.float64], ...] = ()
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token and its natural-log probability under the backbone.
+
+    logprob: None for the first token of a prompt, which nothing precedes.
+    top: the likeliest tokens of its place, best first, as many as were asked for.
+    """
+
+    token: int
+    logprob: float | None
+    top: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,7 @@ class TokenEvent:
     drafted: True where the token was drafted and accepted, False where the target chose it.
     pass_index: the verify pass that committed it; 0 is the prefill, which commits the first token.
     logprob: natural-log probability under the backbone, None unless asked for.
+    top: the likeliest tokens of its place, best first, as many as were asked for.
     """
 
     token: int
@@ -34,6 +54,7 @@ class TokenEvent:
     drafted: bool
     pass_index: int
     logprob: float | None = None
+    top: tuple[ScoredToken, ...] = ()
 
 
 @dataclass

@@ -63,7 +63,7 @@ def test_a_file_that_is_no_model_is_one_sentence(tmp_path):
     ("words", "code"),
     [
         (["generate", "hi", "--max_tokens", "3"], 2),
-        (["generate", "hi", "--temperature", "1"], 2),
+        (["generate", "hi", "--temperature", "-1"], 2),
         (["generate", "hi", "--drafter", "medusa"], 1),
         (["bench", "--limit", "0"], 2),
         (["bench", "--drafters", "plain,eagle"], 1),

@@ -67,7 +67,8 @@ def test_generate_report_is_the_promised_shape():
     session = fakes.session(answer="ok", active=False, reason="no head")
     report = generate.report(session, session.generate("hi"))
     assert set(report) == {
-        "text", "tokens", "prompt_tokens", "finish_reason", "backbone", "drafter", "stats",
+        "text", "tokens", "prompt_tokens", "finish_reason", "seed", "logprobs",
+        "prompt_logprobs", "backbone", "drafter", "stats",
     }  # fmt: skip
     assert set(report["backbone"]) == {"name", "architecture", "file", "fingerprint"}
     assert report["drafter"] == {"name": "none", "active": False, "reason": "no head"}
@@ -95,10 +96,16 @@ def test_the_last_line_says_which_drafter_is_active_or_why_not():
     [
         ["generate", "--temprature", "0"],
         ["generate", "--temp", "0"],
-        ["generate", "--temperature", "0.7"],
         ["generate", "--temperature", "warm"],
-        ["generate", "--top-p", "0.9", "hi"],
-        ["generate", "--seed", "1", "hi"],
+        ["generate", "--temperature", "-1", "hi"],
+        ["generate", "--top-p", "0", "hi"],
+        ["generate", "--top-k", "1.5", "hi"],
+        ["generate", "--seed", "-1", "hi"],
+        ["generate", "--logit-bias", "7", "hi"],
+        ["generate", "--logit-bias", "7=1000", "hi"],
+        ["generate", "--stop", "", "hi"],
+        ["generate", "--stop-id", "-1", "hi"],
+        ["generate", "--accept", "always", "hi"],
         ["generate", "--max-tokens", "many"],
         ["generate", "--max-tokens", "0"],
         ["generate", "hi", "there"],
@@ -124,10 +131,21 @@ def test_wrong_usage_is_one_sentence_and_exit_code_two(capsys, words):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--temperature", "0.7"], ["--top-k", "5"]])
-def test_sampling_is_said_to_be_missing(capsys, words):
-    main.main(["generate", "hi", *words])
-    assert "decodes greedily only" in capsys.readouterr().err
+def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_flag(capsys):
+    """D4: repetition penalty 0 divides by zero elsewhere."""
+    for words, said in (
+        (["--repetition-penalty", "0"], "--repetition-penalty: repetition_penalty must be"),
+        (["--top-p", "1.5"], "--top-p: top_p must be a number above 0 and up to 1, not 1.5"),
+        (["--temperature", "nan"], "--temperature: temperature, where it is not 0, must be"),
+        (["--logit-bias", "7=nan"], "--logit-bias: logit_bias of 7 must be"),
+    ):
+        assert main.main(["generate", "hi", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_log_probabilities_without_json_are_refused(capsys):
+    assert main.main(["generate", "hi", "--logprobs", "2"]) == 1
+    assert "part of --json" in capsys.readouterr().err
 
 
 def failing_command(monkeypatch, error):

@@ -168,6 +168,17 @@ def test_another_drafter_shares_backbone_and_cache():
     assert session.drafter.reason is None
 
 
+def test_a_prompt_that_is_scored_starts_cold_and_answers_the_same():
+    """B8, D3: what a cache holds has no logits any more, and the counts say so."""
+    session = fakes.session(oracle(), answer=ANSWER)
+    first = session.generate("hi")
+    again = session.generate("hi", prompt_logprobs=True)
+    assert (first.stats.cached_tokens, again.stats.cached_tokens) == (0, 0)
+    assert again.tokens == first.tokens
+    assert [scored.token for scored in again.prompt_logprobs] == session.encode("hi")
+    assert session.generate("hi").stats.cached_tokens == len("user:hi;") - 1
+
+
 def test_stops_can_be_ignored():
     session = fakes.session(answer="ab")
     result = session.generate("hi", max_tokens=10, ignore_eos=True)

@@ -8,30 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
+from drafthead.cli.decode_flags import add_decode_flags, decode_options, idle_flags, scored_json
 from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
     from drafthead.session import Result, Session, Stream
-
-SAMPLING_FLAGS = ("--top-p", "--top-k", "--min-p", "--seed")
-
-
-class Refused(argparse.Action):
-    """A flag of sampling, which this version does not have: said so, never silently ignored."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Leave with a usage error."""
-        raise argparse.ArgumentError(self, "this version decodes greedily only; leave the flag out")
-
-
-def temperature(text: str) -> float:
-    """The one temperature there is: 0."""
-    value = float(text)
-    if value != 0.0:
-        raise argparse.ArgumentTypeError(
-            f"this version decodes greedily only; {text} is not offered, leave it at 0"
-        )
-    return value
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,15 +34,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--max-tokens", type=output.count, default=256, help="longest answer, in tokens"
     )
-    parser.add_argument("--temperature", type=temperature, default=0.0, help="0: greedy decoding")
+    add_decode_flags(parser)
     parser.add_argument("--system", default=None, help="system message")
     parser.add_argument("--raw", action="store_true", help="no chat template")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-sequence")
     parser.add_argument(
         "--mark", action="store_true", help="mark drafted tokens without a terminal"
     )
-    for flag in SAMPLING_FLAGS:
-        parser.add_argument(flag, action=Refused, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -69,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Answer, and say on stderr how it went."""
     from drafthead.session import finish, load
 
+    options = decode_options(args)
     prompt = read_prompt(args.prompt)
+    if idle := idle_flags(options):
+        output.warn(f"At temperature 0 nothing is drawn: give --temperature, or leave out {idle}.")
     session = load(
         args.backbone, args.head, args.drafter, args.threads, args.max_draft, kv=args.kv,
         draft_model=args.draft_model,
@@ -80,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
         raw=args.raw,
         system=args.system,
         ignore_eos=args.ignore_eos,
+        **options,
     )
     if args.json:
         output.print_json(report(session, finish(stream)))
         return 0
     show(stream, style=output_style(args.mark))
-    output.warn(output.stats_line(session, stream.stats))
+    seed = "" if stream.seed is None else f"; seed {stream.seed}"
+    output.warn(output.stats_line(session, stream.stats) + seed)
     return 0
 
 
@@ -128,13 +112,19 @@ def show(stream: Stream, style: str) -> None:
 def report(session: Session, result: Result) -> dict[str, Any]:
     """The object of `generate --json`."""
     from drafthead.decoding.stats import accept_at, decode_tok_s, tau
+    from drafthead.types import ScoredToken
 
     stats = result.stats
+    scored = [ScoredToken(event.token, event.logprob, event.top) for event in result.events]
+    told = scored[0].logprob is not None
     return {
         "text": result.text,
         "tokens": list(result.tokens),
         "prompt_tokens": result.prompt_tokens,
         "finish_reason": result.finish_reason,
+        "seed": result.seed,
+        "logprobs": [scored_json(one) for one in scored] if told else None,
+        "prompt_logprobs": [scored_json(one) for one in result.prompt_logprobs] or None,
         "backbone": output.backbone_json(session),
         "drafter": output.drafter_json(session),
         "stats": {

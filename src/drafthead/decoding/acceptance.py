@@ -35,6 +35,29 @@ def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32]) -> int
     return accepted
 
 
+def keeps(target: float, drafted: float, number: float) -> bool:
+    """Whether rejection sampling keeps a drafted token (Leviathan et al., algorithm 1).
+
+    It is kept with the probability min(1, target / drafted). With `residual` for those that are
+    not, tokens have the target's distribution.
+
+    Args:
+        target: the target's probability of the token.
+        drafted: the probability with which it was drafted, above 0.
+        number: a random one in [0, 1).
+    """
+    return number * drafted < target
+
+
+def residual(target_N: NDArray[np.float64], drafted_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What a token is drawn from after a rejection, up to a factor: the target's surplus, (N,).
+
+    Where rounding has left none, the two are equal and it is the target itself.
+    """
+    surplus_N = np.maximum(target_N - drafted_N, 0.0)
+    return surplus_N if surplus_N.any() else target_N
+
+
 def usable_prefix(draft: Draft, room: int, vocab_size: int) -> list[int]:
     """The part of a draft that may reach the backbone.
 

@@ -1,4 +1,4 @@
-"""Where an answer ends: end-of-sequence ids, a repeated window, the token limit, the context."""
+"""Where an answer ends by its tokens: end ids, a repeated window, the token limit, the context."""
 
 from __future__ import annotations
 

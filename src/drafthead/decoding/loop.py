@@ -1,60 +1,72 @@
 """The decode loop: prefill, then draft, verify, accept, commit, roll back.
 
-Greedy speculative decoding (Leviathan et al., arXiv 2211.17192). It knows no drafter by name, and
-plain decoding is the same loop with a drafter that proposes nothing. Between passes the cache holds
-every token but the last: `cache.length == len(tokens) - 1`.
+Speculative decoding (Leviathan et al., arXiv 2211.17192). It knows no drafter by name and not how
+tokens are chosen, and plain decoding is the same loop with a drafter that proposes nothing. Between
+passes the cache holds every token but the last: `cache.length == len(tokens) - 1`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
-from drafthead.backbone.handle import Backbone, KvCache, Pass, Segment
-from drafthead.decoding.acceptance import longest_match, usable_prefix
+from drafthead.backbone.handle import Backbone, KvCache, Pass, Segment, Want
+from drafthead.decoding.acceptance import usable_prefix
+from drafthead.decoding.choosing import Chooser, GreedyChooser
 from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
+from drafthead.decoding.scores import score, score_prompt
 from drafthead.decoding.stats import count_pass
+from drafthead.decoding.stops import TextPieces
 from drafthead.drafters.base import Drafter, Watcher
 from drafthead.errors import NumericsError
-from drafthead.types import DecodeStats, TokenEvent
+from drafthead.types import DecodeStats, Draft, ScoredToken, TokenEvent
 
 PREFILL_ROWS = 512
 # A cache with a sliding window can take back this many rows and more (native/runtime/kv_cache.h).
 LONGEST_DRAFT = 128
 
 
-class TextPieces(Protocol):
-    """Turns token ids into text piece by piece, never splitting a character."""
+class AnswerText(TextPieces, Protocol):
+    """Text pieces that end where the text says so.  stopped: it has."""
 
-    def push(self, token_id: int) -> str:
-        """The text that became complete with this token."""
-
-    def flush(self) -> str:
-        """The text left over at the end."""
+    stopped: bool
 
 
 @dataclass
 class Request:
     """One request: what is asked, and what has come of it so far.
 
+    chooser: chooses the tokens of this answer alone.  logprobs: score each token, with so many of
+    the likeliest ones.  echo: score the prompt too.
     cached_tokens: leading tokens of the prompt, less than all, that the cache holds already.
     tokens: the prompt and what was committed; the cache holds them, as far as it reaches.
+    scored_prompt: its tokens with their scores, where they were asked for.
     """
 
     prompt: Sequence[int]
     max_tokens: int
-    text: TextPieces
+    text: AnswerText
     stop_ids: frozenset[int] = frozenset()
     cut_loops: bool = False
+    chooser: Chooser = field(default_factory=GreedyChooser)
+    logprobs: int | None = None
+    echo: bool = False
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     tokens: list[int] = field(init=False)
+    scored_prompt: list[ScoredToken] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    @property
+    def want(self) -> Want:
+        """What a pass must give beside hidden states: logits only where somebody reads them."""
+        read = self.chooser.needs_logits or self.logprobs is not None
+        return "logits" if read else "tokens"
 
 
 def decode(
@@ -73,37 +85,47 @@ def decode(
     limit = token_limit(len(request.prompt), request.max_tokens, cache.capacity)
     end = EndRule(limit, request.stop_ids, request.cut_loops)
     started = perf_counter()
-    stats.cached_tokens = request.cached_tokens
-    prefilled = prefill(target, cache, request.prompt, request.cached_tokens)
-    first = [int(prefilled.tokens[-1])]
+    prefilled = read_prompt(request, target, cache)
+    events = commit(request, end, request.chooser.choose(Draft(), prefilled), prefilled)
     tokens = request.tokens
-    tokens += first
+    tokens += [event.token for event in events]
     drafter.begin(tokens, prefilled.hidden[-1], cache)
-    events = commit(request, end, first, accepted=0, pass_index=0)
     stats.prefill_ms += 1000 * (perf_counter() - started)
     yield from events
     while request.finish_reason is None:
         assert cache.length == len(tokens) - 1, "a cache holds every token but the last"
         started = perf_counter()
-        draft, dropped, source = propose(drafter, end.left - 1, target.spec.vocab_size)
-        segment = Segment(cache, [tokens[-1], *draft])
-        verified = target.forward([segment], rows="all", want="tokens")
+        draft, dropped = propose(drafter, end.left - 1, target.spec.vocab_size)
+        segment = Segment(cache, [tokens[-1], *draft.tokens])
+        verified = target.forward([segment], rows="all", want=request.want)
         if isinstance(drafter, Watcher):
             drafter.watch(verified.tokens)
-        accepted = longest_match(draft, verified.tokens)
-        committed = [*draft[:accepted], int(verified.tokens[accepted])]
-        events = commit(request, end, committed, accepted, stats.passes + 1)
+        committed = request.chooser.choose(draft, verified)
+        accepted = len(committed) - 1
+        events = commit(request, end, committed, verified, stats.passes + 1)
         # In this order: whatever interrupts it, the cells below len(tokens) are those of tokens.
         cache.rollback(len(tokens) - 1 + len(events))
         tokens += [event.token for event in events]
         if request.finish_reason is None:
             drafter.observe(tokens[-len(events) :], verified.hidden[accepted])
-        count_pass(stats, len(draft), accepted, len(events), dropped, source)
+        count_pass(stats, len(draft.tokens), accepted, len(events), dropped, draft.source)
         stats.decode_ms += 1000 * (perf_counter() - started)
         yield from events
 
 
-def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int = 0) -> Pass:
+def read_prompt(request: Request, target: Backbone, cache: KvCache) -> Pass:
+    """Feed a prompt, scored where that is asked for, and return its last row."""
+    prompt, held = request.prompt, request.cached_tokens
+    request.stats.cached_tokens = held
+    if request.echo:
+        request.scored_prompt = score_prompt(target, cache, prompt, request.logprobs or 0)
+        held = len(prompt) - 1
+    return prefill(target, cache, prompt, held, request.want)
+
+
+def prefill(
+    target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int = 0, want: Want = "tokens"
+) -> Pass:
     """Feed what of a prompt the cache does not hold yet, in chunks, and return its last row.
 
     The chunks are the same with and without drafting.
@@ -113,38 +135,45 @@ def prefill(target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int
     for start in range(cached, last, PREFILL_ROWS):
         chunk = Segment(cache, prompt[start : start + PREFILL_ROWS])
         target.forward([chunk], rows="last", want="hidden")
-    return target.forward([Segment(cache, prompt[last:])], rows="last", want="tokens")
+    return target.forward([Segment(cache, prompt[last:])], rows="last", want=want)
 
 
-def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[list[int], int, str]:
-    """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped.
-
-    Returns:
-        The tokens, the number of dropped ones, and who made the draft, where it is told.
-    """
+def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[Draft, int]:
+    """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped."""
     if room < 1:
-        return [], 0, ""
+        return Draft(), 0
     room = min(room, LONGEST_DRAFT)
     try:
         draft = drafter.propose(room)
     except NumericsError:
-        return [], 1, ""
+        return Draft(), 1
     tokens = usable_prefix(draft, room, vocab_size)
-    return tokens, len(draft.tokens) - len(tokens), draft.source
+    usable = Draft(tuple(tokens), source=draft.source, proposals=draft.proposals)
+    return usable, len(draft.tokens) - len(tokens)
 
 
 def commit(
-    request: Request, end: EndRule, tokens: Sequence[int], accepted: int, pass_index: int
+    request: Request, end: EndRule, tokens: Sequence[int], given: Pass, pass_index: int = 0
 ) -> list[TokenEvent]:
-    """Cut the tokens of one pass where the answer ends, and turn the rest into events.
+    """Turn the tokens of one pass into events, up to the one that ends the answer; set the reason.
 
-    The end-of-sequence token is part of the answer's tokens and not of its text.
+    The token that ends an answer is one of its tokens; an end id is no part of the text, and of a
+    token that completes a stop text neither the stop is nor what follows it. "stop" goes before
+    other reasons that apply to the same token.
     """
-    kept, request.finish_reason = end.cut(tokens)
     events = []
-    for index, token in enumerate(kept):
+    for index, token in enumerate(tokens):
         piece = "" if token in request.stop_ids else request.text.push(token)
-        if request.finish_reason is not None and index == len(kept) - 1:
+        reason = end.push(token)
+        if reason is not None:
             piece += request.text.flush()
-        events.append(TokenEvent(token, piece, index < accepted, pass_index))
+        request.finish_reason = "stop" if request.text.stopped else reason
+        drafted = index < len(tokens) - 1
+        event = TokenEvent(token, piece, drafted, pass_index)
+        if request.logprobs is not None and given.logits is not None:
+            scored = score(given.logits[index], token, request.logprobs)
+            event = replace(event, logprob=scored.logprob, top=scored.top)
+        events.append(event)
+        if request.finish_reason is not None:
+            break
     return events

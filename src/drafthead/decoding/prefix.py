@@ -41,7 +41,8 @@ class PrefixCache:
             cells: positions it needs.
             most: positions that no cache may exceed.
         """
-        request.cached_tokens = self._reusable(request.prompt)
+        # Cells have no logits any more: a prompt that is scored starts cold.
+        request.cached_tokens = 0 if request.echo else self._reusable(request.prompt)
         if self.cache is None or self.cache.capacity < cells:
             self._grow(backbone, cells, most, request.cached_tokens)
         assert self.cache is not None
