@@ -214,6 +214,7 @@ def memory_bars(section: Mapping[str, Any]) -> dict[str, tuple[int, int, int]]:
 def legend(axes: Axes, columns: int = 1) -> None:
     """The names of the series, below everything else."""
     figure = axes.get_figure()
+    assert figure is not None, "drawn on a figure"
     figure.legend(loc="outside lower left", ncols=columns, frameon=False, labelspacing=0.35)
 
 
