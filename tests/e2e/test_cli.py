@@ -230,4 +230,6 @@ def test_cost_json_shows_what_the_machine_allows():
     assert report["integer_peak_g_s"] > 0 < report["prompt"]["tok_s"]
     assert report["memory"]["resident_bytes"] > 0.9 * report["memory"]["file_bytes"]
     gb_s = report["bytes_per_pass"] / report["rows_ms"]["1"] / 1e6
-    assert report["bandwidth_share"] == pytest.approx(gb_s / report["memory_read_gb_s"], rel=0.01)
+    read_gb_s = report["memory_read_gb_s"]
+    rounding = 0.05 / read_gb_s + 0.001  # a tenth is little of a busy machine's bandwidth
+    assert report["bandwidth_share"] == pytest.approx(gb_s / read_gb_s, rel=rounding)
