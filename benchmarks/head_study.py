@@ -145,7 +145,7 @@ def table(args: argparse.Namespace) -> None:
         result["tau_3"] = 1 + accept[0] * (1 + accept[1] * (1 + accept[2]))
         result["best"] = expected(accept, result["c"], v)
         best = result["best"]
-        cells = [result["name"], "/".join(f"{share:.2f}"[1:] for share in accept[:3])]
+        cells = [result["name"], "/".join(f"{share:.2f}".removeprefix("0") for share in accept[:3])]
         cells += [f"{result['tau_3']:.2f}", f"{result['c']:.3f}", str(best["k"])]
         lines.append([*cells, f"{best['tau']:.2f}", f"{best['speedup']:.2f}"])
     header = ["variant", "accepted @1/@2/@3", "tau (K = 3)", "c", "best K", "tau", "speed-up"]

@@ -116,7 +116,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     """The comparison, in Markdown."""
     lines = []
     for result in results:
-        shares = [f"{share or 0.0:.2f}"[1:] for share in result["accept_at"][:3]]
+        shares = [f"{share or 0.0:.2f}".removeprefix("0") for share in result["accept_at"][:3]]
         lines.append([
             result["arm"], str(result["answers"]), str(result["answer_tokens"]),
             f"{result['coverage']:.1%}", "/".join(shares), f"{result['tau']:.2f}",

@@ -12,6 +12,7 @@ import pytest
 
 import drafthead
 from drafthead.cli import demo, generate, main, output
+from drafthead.cli.train import short_shares
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import HeadError
 from drafthead.types import TokenEvent
@@ -244,3 +245,7 @@ def test_an_instruction_set_that_is_not_there_is_one_sentence(backbone_path):
     assert done.returncode == 1
     assert done.stderr.startswith("drafthead generate: DRAFTHEAD_ISA: instruction set 'foo'")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_share_of_all_is_not_shown_as_none():
+    assert short_shares([0.567, 1.0, 0.996, 0.0, None]) == ".57/1.00/1.00/.00/-"

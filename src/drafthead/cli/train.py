@@ -63,8 +63,9 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _percent(shares: list[float | None]) -> str:
-    return "/".join("-" if share is None else f"{share:.2f}"[1:] for share in shares)
+def short_shares(shares: list[float | None]) -> str:
+    """Shares of 0 to 1 without the leading zero."""
+    return "/".join("-" if share is None else f"{share:.2f}".removeprefix("0") for share in shares)
 
 
 def show(console: Console, report: Report) -> None:
@@ -72,11 +73,11 @@ def show(console: Console, report: Report) -> None:
     loss = "-" if report.loss is None else f"{report.loss:.3f}"
     line = (
         f"{report.share:6.1%}  step {report.progress.step:5d}  loss {loss}  "
-        f"top-1 {_percent(report.accuracy)}  {report.anchors_per_s:.0f} anchors/s"
+        f"top-1 {short_shares(report.accuracy)}  {report.anchors_per_s:.0f} anchors/s"
     )
     if report.tau is not None:
         line += (
-            f"  held-out tau {report.tau:.3f}  accepted {_percent(report.accept_at)}  expected "
+            f"  held-out tau {report.tau:.3f}  accepted {short_shares(report.accept_at)}  expected "
             f"{report.tok_s:.0f} tok/s, {report.speedup:.2f} x plain"
         )
         line += "  best" if report.progress.best_step == report.progress.step else ""
@@ -234,7 +235,7 @@ class Command:
         for name, found in (outcome.acceptance or {}).items():
             self.console.print(
                 f"held-out answers, drafts of full length, {name}: tau {found['tau']:.3f}, "
-                f"accepted {_percent(found['accept_at'])}"
+                f"accepted {short_shares(found['accept_at'])}"
             )
         rows = self._prompts(inputs)
         arms = measure(self.session, outcome.package, rows, self.recipe.measure)
