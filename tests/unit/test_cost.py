@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from drafthead import _native
+from drafthead.drafters.base import NoDrafter
+from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafters.standalone import StandaloneDrafter
 from drafthead.errors import CapacityError, FileError, RequestError
 from drafthead.evaluation import cost
 from drafthead.evaluation.cost import cost_report, interleaved_ms, measure_cost
@@ -130,3 +134,16 @@ def test_jobs_run_once_a_round_in_an_order_that_changes():
 def test_sizes_that_do_not_fit_are_refused(rows, context, error):
     with pytest.raises(error):
         measure_cost(fakes.session(context=64), rows, context)
+
+
+def test_only_drafters_with_steps_are_timed_and_none_twice(monkeypatch):
+    def arm(kind):
+        return SimpleNamespace(drafting=object.__new__(kind))
+
+    arms = {"plain": arm(NoDrafter), "mtp": arm(MtpDrafter), "small": arm(StandaloneDrafter)}
+    timed = []
+    monkeypatch.setattr(
+        cost, "measure_cost", lambda session, _rows: timed.append(session) or {"draft_step_ms": 2.0}
+    )
+    assert cost.draft_steps_ms(arms, arms["mtp"], 0.5) == {"mtp": 0.5, "small": 2.0}
+    assert timed == [arms["small"]]

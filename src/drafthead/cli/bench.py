@@ -298,7 +298,7 @@ def summed_up(
         },
         "cost": {
             "rows_ms": costs["rows_ms"],
-            "draft_step_ms": draft_steps_ms(arms),
+            "draft_step_ms": draft_steps_ms(arms, drafting, costs["draft_step_ms"]),
             "break_even": costs["break_even"],
             "best_draft": costs["best_draft"],
             "bytes_per_token": session.backbone.pass_bytes,

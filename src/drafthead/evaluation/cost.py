@@ -60,10 +60,21 @@ def measure_cost(
     return cost_lines(interleaved_ms(cost_jobs(session, rows, context), rounds))
 
 
-def draft_steps_ms(arms: Mapping[str, Session]) -> dict[str, float]:
-    """The time of a draft step of each drafter that has steps."""
-    found = {name: measure_cost(session, ())["draft_step_ms"] for name, session in arms.items()}
-    return {name: step_ms for name, step_ms in found.items() if step_ms is not None}
+def draft_steps_ms(
+    arms: Mapping[str, Session], timed: Session, step_ms: float | None
+) -> dict[str, float | None]:
+    """The time of a draft step of each drafter that has steps.
+
+    Args:
+        arms: whose drafters are meant.
+        timed: the session whose step was timed already.
+        step_ms: its time.
+    """
+    return {
+        name: step_ms if session is timed else measure_cost(session, ())["draft_step_ms"]
+        for name, session in arms.items()
+        if isinstance(session.drafting, (MtpDrafter, StandaloneDrafter))
+    }
 
 
 def cost_jobs(session: Session, rows: Sequence[int], context: int) -> Jobs:
