@@ -194,7 +194,9 @@ nb::object value_view(nb::handle_t<Cache> self, int layer) {
 }
 
 nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float>& hidden,
-                int max_tokens, float min_confidence, const std::vector<int>& more) {
+                int max_tokens, const std::vector<float>& floors,
+                const std::vector<std::pair<float, float>>& calibration,
+                const std::vector<int>& more) {
     const auto width = static_cast<size_t>(self.backbone().spec().width);
     const size_t expected = (1 + static_cast<size_t>(self.taps())) * width;
     // Another head of the same backbone may have more taps: they come after this head's own.
@@ -206,11 +208,12 @@ nb::tuple draft(MtpHead& self, const Cache& cache, int token, const Vector<float
     max_tokens = std::clamp(max_tokens, 0, kv.capacity());  // no longer draft can be verified
     std::vector<int32_t> tokens(static_cast<size_t>(max_tokens));
     std::vector<float> confidences(static_cast<size_t>(max_tokens));
+    const DraftEnd end{floors, calibration};
     size_t count;
     {
         const nb::gil_scoped_release release;
-        count = static_cast<size_t>(self.draft(kv, token, hidden.data(), max_tokens, min_confidence,
-                                               more, tokens.data(), confidences.data()));
+        count = static_cast<size_t>(self.draft(kv, token, hidden.data(), max_tokens, end, more,
+                                               tokens.data(), confidences.data()));
     }
     auto token_array = owned<int32_t, 1>(room<int32_t>(count), {count});
     auto confidence_array = owned<float, 1>(room<float>(count), {count});
@@ -402,7 +405,8 @@ NB_MODULE(_native, m) {
             },
             "name"_a, "ggml_type"_a, "rows"_a, "columns"_a, "data"_a)
         .def("finish", &MtpHead::finish)
-        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "min_confidence"_a,
+        .def("draft", &draft, "cache"_a, "token"_a, "hidden"_a, "max_tokens"_a, "floors"_a,
+             "calibration"_a = std::vector<std::pair<float, float>>{},
              "more_groups"_a = std::vector<int>{})
         .def_prop_ro("prompt_tokens", &MtpHead::prompt_tokens)
         .def_prop_ro("positions", &MtpHead::positions)

@@ -1,6 +1,7 @@
 #include "models/mtp_head.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -56,6 +57,13 @@ void check_shape(const HeadShape& shape, const ModelSpec& backbone) {
 }
 
 }  // namespace
+
+float DraftEnd::calibrated(float confidence, int step) const {
+    if (calibration.empty()) return confidence;
+    const auto [temperature, shift] = at(calibration, step);
+    const float against = std::max(0.0f, 1.0f - confidence) / confidence;
+    return 1.0f / (1.0f + std::pow(against, 1.0f / temperature) * std::exp(-shift));
+}
 
 MtpHead::MtpHead(std::shared_ptr<Backbone> backbone, const HeadShape& shape,
                  const std::vector<int32_t>& draft_tokens)
@@ -166,9 +174,10 @@ size_t MtpHead::bytes() const {
 }
 
 int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
-                   float min_confidence, const std::vector<int>& more, int32_t* tokens,
+                   const DraftEnd& end, const std::vector<int>& more, int32_t* tokens,
                    float* confidences) {
     if (!finished_) throw std::invalid_argument("the head's tensors are not complete");
+    if (end.floors.empty()) throw std::invalid_argument("a draft needs a floor to end at");
     const std::lock_guard<std::mutex> lock(backbone_->turn());
     const int n = cache.length();
     if (token < 0 || token >= spec_.vocabulary) {
@@ -185,7 +194,7 @@ int MtpHead::draft(const KvCache& cache, int32_t token, const float* hidden, int
     resize(rows);
     work_.resize(rows, spec_, spec_.ff_width, backbone_->pool().size(), n);
     const PassContext pass{spec_, backbone_->rotary(), kernels(), places, work_};
-    Drafting drafting{hidden, max_tokens, min_confidence, tokens, confidences, 0};
+    Drafting drafting{hidden, max_tokens, end, tokens, confidences, 0};
     backbone_->pool().run([&](Team& team) { run_draft(team, rows, token, drafting, pass); });
     return drafting.count;
 }
@@ -208,14 +217,15 @@ void MtpHead::run_draft(Team& team, int rows, int32_t token, Drafting& drafting,
         if (best.index < 0) return;
         const auto tile = static_cast<size_t>(best.index / tile_rows);
         token = scored_tiles_[tile] * tile_rows + best.index % tile_rows;
-        const float confidence = scores_.confidence(row, pass.kernels);
+        const float confidence =
+            drafting.end.calibrated(scores_.confidence(row, pass.kernels), step);
         if (team.index == 0) {
             drafting.tokens[step] = token;
             drafting.confidences[step] = confidence;
             drafting.count = step + 1;
         }
         product *= confidence;
-        if (!(product >= drafting.min_confidence)) return;
+        if (!(product >= drafting.end.floor(step))) return;
     }
 }
 

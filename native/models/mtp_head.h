@@ -24,7 +24,9 @@
 // The layout follows the Gemma 4 assistant checkpoints.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "models/backbone.h"
@@ -43,6 +45,24 @@ struct HeadShape {
     bool prompt_tokens = false;  // drafts tokens of the text so far too
 };
 
+// When a draft ends, step by step; the last value counts for all steps behind it.
+// floors: a draft ends after the token with which the product of the confidences, the head's own
+// guess that all are accepted, falls below this. calibration: a temperature that divides the
+// log-odds of a confidence, and a shift that is added to them; none leaves them as they are.
+struct DraftEnd {
+    std::vector<float> floors;
+    std::vector<std::pair<float, float>> calibration;
+
+    float floor(int step) const { return at(floors, step); }
+    float calibrated(float confidence, int step) const;
+
+private:
+    template <typename T>
+    static T at(const std::vector<T>& values, int step) {
+        return values[std::min(static_cast<size_t>(step), values.size() - 1)];
+    }
+};
+
 class MtpHead {
 public:
     // draft_tokens: whole, aligned groups of 16 ids, ascending, so that they are tiles of the
@@ -53,13 +73,12 @@ public:
     WeightSlots& slots() { return slots_; }
     void finish();
 
-    // Drafts up to max_tokens ids after `token`; stops early after the token with which the product
-    // of the confidences, the head's own guess that all are accepted, falls below min_confidence,
-    // or before one whose scores are not finite. hidden: (D) post-final-norm state of the last
+    // Drafts up to max_tokens ids after `token`; stops early where `end` says so, or before one
+    // whose scores are not finite. hidden: (D) post-final-norm state of the last
     // cell, then (D) of each tap. more: ascending groups of 16 ids that may be drafted besides the
     // draft vocabulary, in a head with prompt_tokens. Returns the number of drafted tokens.
     int draft(const KvCache& cache, int32_t token, const float* hidden, int max_tokens,
-              float min_confidence, const std::vector<int>& more, int32_t* tokens,
+              const DraftEnd& end, const std::vector<int>& more, int32_t* tokens,
               float* confidences);
 
     const Backbone& backbone() const { return *backbone_; }
@@ -76,7 +95,7 @@ private:
     struct Drafting {
         const float* hidden;
         int max_tokens;
-        float min_confidence;
+        const DraftEnd& end;
         int32_t* tokens;
         float* confidences;
         int count;

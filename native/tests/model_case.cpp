@@ -153,9 +153,9 @@ void run_draft(const std::shared_ptr<Backbone>& backbone, const KvCache& cache, 
     head.finish();
     std::vector<int32_t> tokens(steps);
     std::vector<float> confidences(steps);
-    const auto count =
-        static_cast<size_t>(head.draft(cache, m.list("tokens").front(), hidden.data(), steps, 0.0f,
-                                       m.list("groups"), tokens.data(), confidences.data()));
+    const auto count = static_cast<size_t>(
+        head.draft(cache, m.list("tokens").front(), hidden.data(), steps, {{0.0f}, {}},
+                   m.list("groups"), tokens.data(), confidences.data()));
     record.add(name + ".draft", tokens.data(), count);
     record.add(name + ".confidences", confidences.data(), count);
 }

@@ -100,7 +100,8 @@ class MtpHead:
         token: int,
         hidden: NDArray[np.float32],  # (D) of a pass, and its taps
         max_tokens: int,
-        min_confidence: float,
+        floors: Sequence[float],  # of the product of confidences; the last counts for all behind
+        calibration: Sequence[tuple[float, float]] = (),  # temperature and shift of log-odds
         more_groups: Sequence[int] = (),  # of 16 ids, ascending; a head with prompt_tokens
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
     @property

@@ -27,6 +27,7 @@ from drafthead.heads.package import HeadPackage
 from drafthead.heads.store import find_head
 
 DRAFTERS = ("mtp", "standalone", "ngram", "ngram+mtp", "jacobi", "none")
+POLICIES = ("auto", "threshold", "fixed")
 NEED_HEAD = ("mtp", "ngram+mtp")
 UNLIKELY = 0.02
 PLAIN_WANTED = "plain decoding was asked for"
@@ -34,11 +35,15 @@ PLAIN_WANTED = "plain decoding was asked for"
 
 @dataclass(frozen=True)
 class DrafterState:
-    """Which drafter was asked for, whether it drafts, and why not where it does not."""
+    """Which drafter was asked for, whether it drafts, and why not where it does not.
+
+    warning: what its user should know, although it drafts.
+    """
 
     name: str
     active: bool
     reason: str | None = None
+    warning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,13 @@ class Asked:
 
     head: "auto" takes the shipped head of the backbone, "none" takes none, a path is the folder of
     a head package.  max_draft: longest draft, the drafter's own where None.  draft_model: of a
-    standalone drafter, named as a backbone is.
+    standalone drafter, named as a backbone is.  policy: when and how much to draft.
     """
 
     head: str | os.PathLike[str] = "auto"
     max_draft: int | None = None
     draft_model: str | os.PathLike[str] | None = None
+    policy: str = "auto"
 
 
 class Made(NamedTuple):
@@ -101,10 +107,16 @@ class DrafterMaker:
             return self._head
         package, head = self._head
         longest = self.asked.max_draft or MAX_DRAFT_TOKENS
-        return MtpDrafter(head, longest, package.config.min_confidence)
+        return MtpDrafter(
+            head,
+            longest,
+            self._threshold(package.config.min_confidence),
+            package.config.calibration,
+        )
 
     def _ngram(self) -> NgramDrafter:
-        return NgramDrafter(self.asked.max_draft or ngram.MAX_DRAFT_TOKENS)
+        longest = self.asked.max_draft or ngram.MAX_DRAFT_TOKENS
+        return NgramDrafter(longest, min_confidence=self._threshold(ngram.MIN_CONFIDENCE))
 
     def _ngram_mtp(self) -> NgramMtpDrafter | str:
         head = self._mtp()
@@ -132,7 +144,11 @@ class DrafterMaker:
             )
         opened = open_draft_model(self.backbone, model)
         longest = self.asked.max_draft or MAX_DRAFT_TOKENS
-        return StandaloneDrafter(opened, longest, model_confidence(opened))
+        return StandaloneDrafter(opened, longest, self._threshold(model_confidence(opened)))
+
+    def _threshold(self, own: float) -> float:
+        """Where a draft ends that no policy ends: nowhere, if its length is fixed."""
+        return 0.0 if self.asked.policy == "fixed" else own
 
     @cached_property
     def _head(self) -> tuple[HeadPackage, MtpHead] | str:
@@ -146,6 +162,12 @@ def check_name(name: str) -> str:
     if name not in DRAFTERS:
         raise RequestError(f"There is no drafter {name!r}; choose from {', '.join(DRAFTERS)}.")
     return name
+
+
+def check_policy(name: str) -> None:
+    """RequestError where there is no such policy."""
+    if name not in POLICIES:
+        raise RequestError(f"There is no policy {name!r}; choose from {', '.join(POLICIES)}.")
 
 
 def choose_head(backbone: Backbone, head: str | os.PathLike[str]) -> HeadPackage | str:

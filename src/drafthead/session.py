@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,19 @@ from drafthead.decoding.choosing import make_chooser
 from drafthead.decoding.constraints import FinishReason, token_limit
 from drafthead.decoding.loop import Request, decode
 from drafthead.decoding.options import DecodeOptions
+from drafthead.decoding.policy import Adaptive, AsDrafted, Policy
 from drafthead.decoding.prefix import PrefixCache
 from drafthead.decoding.stops import StopText
 from drafthead.drafters.base import Drafter, NoDrafter
-from drafthead.drafting import PLAIN_WANTED, Asked, DrafterMaker, DrafterState, Made, check_name
+from drafthead.drafting import (
+    PLAIN_WANTED,
+    Asked,
+    DrafterMaker,
+    DrafterState,
+    Made,
+    check_name,
+    check_policy,
+)
 from drafthead.errors import RequestError
 from drafthead.heads.package import HeadPackage
 from drafthead.text.decoder import StreamDecoder
@@ -35,6 +44,7 @@ Messages = Sequence[Mapping[str, str]]
 class Result:
     """A finished answer. `tokens` ends with the end-of-sequence token where one ended it.
 
+    drafter: whether it still drafted at the end, and why not.
     seed: of its random numbers, None where there were none.  prompt_logprobs: the prompt's tokens
     with their log-probabilities, where they were asked for.
     """
@@ -44,6 +54,7 @@ class Result:
     finish_reason: FinishReason
     stats: DecodeStats
     prompt_tokens: int
+    drafter: DrafterState
     events: tuple[TokenEvent, ...] = field(repr=False)
     seed: int | None = None
     prompt_logprobs: tuple[ScoredToken, ...] = field(default=(), repr=False)
@@ -73,6 +84,16 @@ class Stream(Iterator[TokenEvent]):
         return self._request.stats
 
     @property
+    def drafter(self) -> DrafterState:
+        """Which drafter drafts now, and why not where none does."""
+        session, state = self._session, self._session.drafter
+        # Of a drafter that gave up on this text, or of one that does not pay here.
+        reason = getattr(session.drafting, "reason", None) or session.policy.reason
+        if not state.active or reason is None:
+            return replace(state, warning=session.policy.warning)
+        return replace(state, active=False, reason=reason, warning=session.policy.warning)
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt, template included."""
         return len(self._request.prompt)
@@ -88,7 +109,9 @@ class Stream(Iterator[TokenEvent]):
     def _decode(self) -> Iterator[TokenEvent]:
         session, held, request = self._session, self._session.held, self._request
         cache = held.lend(session.backbone, request, session.cells(request), session.context)
-        for event in decode(request, session.backbone, cache, session.drafting):
+        # A text that follows its drafts must not depend on how fast the machine is.
+        policy = AsDrafted() if request.chooser.follows_drafts else session.policy
+        for event in decode(request, session.backbone, cache, session.drafting, policy):
             yield event
             if held.request is not request:
                 raise RequestError(
@@ -124,13 +147,17 @@ class Session:
         self.context = min(context or backbone.spec.context_length, backbone.spec.context_length)
         self.drafting = drafting
         self.maker = maker or DrafterMaker(backbone)
+        self.policy: Policy = AsDrafted()
         self.held = PrefixCache()
 
-    def using(self, drafting: Drafter) -> Session:
-        """A session with another drafter on the same backbone and the same cache."""
+    def using(self, drafting: Drafter, policy: Policy | None = None) -> Session:
+        """A session with another drafter on the same backbone and the same cache.
+
+        policy: when and how much it drafts; where None, it decides itself.
+        """
         plain = isinstance(drafting, NoDrafter)
         state = DrafterState(drafting.name, not plain, PLAIN_WANTED if plain else None)
-        return self._sharing(Made(drafting, state, self.head))
+        return self._sharing(Made(drafting, state, self.head), policy or AsDrafted())
 
     def with_drafter(self, name: str) -> Session:
         """A session with the drafter of this name, on the same backbone and the same cache.
@@ -139,14 +166,15 @@ class Session:
             RequestError: there is no such drafter.
             HeadError: it needs a head, and one that was named by its path cannot be used.
         """
-        return self._sharing(self.maker.make(name))
+        return self._sharing(self.maker.make(name), make_policy(self.maker.asked))
 
-    def _sharing(self, made: Made) -> Session:
+    def _sharing(self, made: Made, policy: Policy) -> Session:
         drafting, state, head = made
         other = Session(
             self.backbone, self.tokenizer, self.template, drafting, state, head, self.context,
             self.maker,
         )  # fmt: skip
+        other.policy = policy
         other.held = self.held
         return other
 
@@ -306,7 +334,7 @@ class Session:
         )
 
 
-def load(
+def load(  # noqa: PLR0913 - the front door: each is one choice
     backbone: str | os.PathLike[str] = "smollm2-135m",
     head: str | os.PathLike[str] = "auto",
     drafter: str = "mtp",
@@ -315,6 +343,8 @@ def load(
     context: int | None = None,
     kv: KvType = "f16",
     draft_model: str | os.PathLike[str] | None = None,
+    *,
+    policy: str = "auto",
 ) -> Session:
     """Load a backbone and, where one fits, its head.
 
@@ -330,6 +360,8 @@ def load(
         context: cache cells at most; the backbone's own context length where None.
         kv: what a cell of the cache holds: "f16", or "f32" for twice the memory.
         draft_model: of a standalone drafter, named as a backbone; it must share the vocabulary.
+        policy: "auto" drafts as many tokens as pay on this machine, none where drafting is slower;
+            "threshold" as many as the drafter is sure of; "fixed" max_draft tokens in each pass.
 
     Raises:
         BackboneMissingError: a known backbone that was not pulled yet.
@@ -341,13 +373,21 @@ def load(
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, got {value}.")
     check_name(drafter)
+    check_policy(policy)
     path = resolve(backbone)
     opened = Backbone.open(path, threads, kv)
     tokenizer = Tokenizer.from_gguf(opened.gguf)
     template = ChatTemplate.from_gguf(opened.gguf, tokenizer)
-    maker = DrafterMaker(opened, Asked(head, max_draft, draft_model))
+    maker = DrafterMaker(opened, Asked(head, max_draft, draft_model, policy))
     drafting, state, package = maker.make(drafter)
-    return Session(opened, tokenizer, template, drafting, state, package, context, maker)
+    session = Session(opened, tokenizer, template, drafting, state, package, context, maker)
+    session.policy = make_policy(maker.asked)
+    return session
+
+
+def make_policy(asked: Asked) -> Policy:
+    """The policy that was asked for; its drafter has been made for it."""
+    return Adaptive() if asked.policy == "auto" else AsDrafted()
 
 
 def finish(stream: Stream) -> Result:
@@ -360,6 +400,7 @@ def finish(stream: Stream) -> Result:
         finish_reason=stream.finish_reason,
         stats=stream.stats,
         prompt_tokens=stream.prompt_tokens,
+        drafter=stream.drafter,
         events=events,
         seed=stream.seed,
         prompt_logprobs=stream.prompt_logprobs,

@@ -229,7 +229,7 @@ class Model:
                 head.set_tensor(name, *tensor)
             head.finish()
             first, groups = int(self.tokens[0]), GROUPS.tolist()
-            draft, sure = head.draft(cache, first, hidden[-1], DRAFT_STEPS, 0.0, groups)
+            draft, sure = head.draft(cache, first, hidden[-1], DRAFT_STEPS, [0.0], (), groups)
             found |= {f"{made.name}.draft": draft, f"{made.name}.confidences": sure}
         return found
 

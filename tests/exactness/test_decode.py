@@ -8,6 +8,7 @@ import pytest
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.decoding.loop import PREFILL_ROWS, Request, decode
+from drafthead.decoding.policy import Adaptive
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.evaluation.selftest import run_selftest
@@ -32,10 +33,10 @@ def session(backbone_path, tmp_path_factory):
     return loaded.using(MtpDrafter(loaded.drafting.head, 4, min_confidence=0.0))
 
 
-def run(backbone, drafter, prompt, max_tokens, capacity=640, cache=None):
+def run(backbone, drafter, prompt, max_tokens, capacity=640, cache=None, policy=None):
     request = Request(prompt, max_tokens, fakes.Letters())
     cache = cache or backbone.new_cache(capacity)
-    tokens = [event.token for event in decode(request, backbone, cache, drafter)]
+    tokens = [event.token for event in decode(request, backbone, cache, drafter, policy)]
     return tokens, request, cache
 
 
@@ -59,6 +60,20 @@ def cache_bits(backbone, cache):
         by_cell = keys.transpose(0, 1, 3, 2).reshape(keys.shape[0], -1, keys.shape[2])
         cells += [by_cell[:, : cache.length], cache.value_view(layer)[:, : cache.length]]
     return [np.ascontiguousarray(part).view(np.uint16) for part in cells]
+
+
+def test_the_automatic_policy_gives_the_plain_tokens_and_cache_bits(tiny_path):
+    """Off, on again, short, long: one policy for all doubles, so that it has learned something."""
+    backbone, policy = Backbone.open(tiny_path, threads=1), Adaptive()
+    prompt = [5, 9, 2, 17]
+    plain, _, plain_cache = run(backbone, NoDrafter(), prompt, 300)
+    bits, rested = cache_bits(backbone, plain_cache), 0
+    for drafter in doubles(plain, prompt, backbone.spec.vocab_size):
+        tokens, request, cache = run(backbone, drafter, prompt, 300, policy=policy)
+        assert tokens == plain
+        assert all(map(np.array_equal, cache_bits(backbone, cache), bits))
+        rested += request.stats.rested
+    assert rested > 0 and policy.accepted > 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 33, 511, 512, 513])

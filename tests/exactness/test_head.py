@@ -10,6 +10,7 @@ import pytest
 from drafthead import _native
 from drafthead.backbone.handle import Backbone, Segment
 from drafthead.gguf.model import Layer
+from drafthead.heads.calibration import calibrated
 from tests.own_head import head_sizes
 from tests.reference_head import (
     DRAFT_IDS,
@@ -41,7 +42,7 @@ def test_drafts_follow_the_formulas(backbone):
     same = first_errors = 0
     for length in range(5, 85, 4):
         cache, hidden, token = prefilled(backbone, TOKENS[:length])
-        found, confidences = head.draft(cache, token, hidden, 3, 0.0)
+        found, confidences = head.draft(cache, token, hidden, 3, [0.0])
         expected, sure = reference_steps(backbone, weights, cache, token, hidden, 3)
         same += found.tolist() == expected
         if found[0] == expected[0]:
@@ -86,13 +87,13 @@ def test_drafts_of_a_variant_follow_the_formulas(backbone, variant):
     layers, positions = variant.get("kv_layers", KV_LAYERS), variant.get("positions", 1)
     for length in range(5, 85, 4):
         cache, hidden, token = prefilled_for(backbone, TOKENS[:length], variant)
-        found, confidences = head.draft(cache, token, hidden, 3, 0.0)
+        found, confidences = head.draft(cache, token, hidden, 3, [0.0])
         args = (backbone, weights, cache, token, hidden, 3, layers, positions)
         expected, sure = reference_steps(*args)
         same += int((found == expected).sum())
         first += int(found[0] == expected[0])
         errors += [abs(float(confidences[0]) - sure[0])] if found[0] == expected[0] else []
-        again, _ = head.draft(cache, (token + 16) % 256, hidden, 3, 0.0)
+        again, _ = head.draft(cache, (token + 16) % 256, hidden, 3, [0.0])
         deaf += again.tolist() == found.tolist()
     assert first >= 18 and same >= 48, f"{first} of 20, {same} of 60 are the reference's"
     assert np.median(errors) < 0.02
@@ -111,7 +112,7 @@ def test_a_variant_has_the_same_bits_on_every_isa_thread_count_and_draft_length(
         for isa in every_isa:
             _native.set_isa(isa)
             for count in (3, 2, 1):
-                ids, confidences = head.draft(cache, token, hidden, count, 0.0)
+                ids, confidences = head.draft(cache, token, hidden, count, [0.0])
                 assert len(ids) == count
                 seen.append((ids.tolist(), confidences.view(np.uint32).tolist()))
     assert all(ids == seen[0][0][: len(ids)] for ids, _ in seen)
@@ -122,10 +123,34 @@ def test_a_pass_of_several_positions_ends_with_them(backbone):
     variant = {"positions": 4, "markov_rank": 32}
     head = build_variant(backbone, variant)
     cache, hidden, token = prefilled(backbone, TOKENS)
-    ids, confidences = head.draft(cache, token, hidden, 9, 0.0)
+    ids, confidences = head.draft(cache, token, hidden, 9, [0.0])
     assert len(ids) == 4
-    short, _ = head.draft(cache, token, hidden, 9, float(confidences[0] * confidences[1]) * 0.999)
+    short, _ = head.draft(cache, token, hidden, 9, [float(confidences[0] * confidences[1]) * 0.999])
     assert short.tolist() == ids[: len(short)].tolist() and 2 <= len(short) <= 3
+
+
+def test_calibration_changes_confidences_and_nothing_else(backbone):
+    """The core's numbers are those that were fitted, within the rounding of floats."""
+    head = build(backbone, head_weights())
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    pairs = [(1.7, 0.8), (0.6, -0.4)]
+    ids, raw = head.draft(cache, token, hidden, 4, [0.0])
+    again, sure = head.draft(cache, token, hidden, 4, [0.0], pairs)
+    assert again.tolist() == ids.tolist()
+    expected = [calibrated(raw[step : step + 1].astype(float), pairs, step) for step in range(4)]
+    np.testing.assert_allclose(sure, np.concatenate(expected), rtol=1e-5)
+
+
+def test_a_draft_ends_by_the_floor_of_its_step(backbone):
+    head = build(backbone, head_weights())
+    cache, hidden, token = prefilled(backbone, TOKENS)
+    _, sure = head.draft(cache, token, hidden, 5, [0.0])
+    products = np.cumprod(sure)
+    above, below = float(products[2]) * 1.001, float(products[4]) * 0.999
+    assert len(head.draft(cache, token, hidden, 5, [0.0, 0.0, above])[0]) == 3
+    assert len(head.draft(cache, token, hidden, 5, [0.0, 0.0, 0.0, below])[0]) == 5
+    with pytest.raises(ValueError, match="floor"):
+        head.draft(cache, token, hidden, 5, [])
 
 
 def test_a_token_outside_the_draft_vocabulary_has_no_markov_bias(backbone):
@@ -136,9 +161,11 @@ def test_a_token_outside_the_draft_vocabulary_has_no_markov_bias(backbone):
     heads.append(build(backbone, head_weights()))
     cache, hidden, _ = prefilled(backbone, TOKENS)
     for token in (16, 31, 64, 255):  # beside groups that are in it
-        drafts = [[x.tolist() for x in head.draft(cache, token, hidden, 1, 0.0)] for head in heads]
+        drafts = [
+            [x.tolist() for x in head.draft(cache, token, hidden, 1, [0.0])] for head in heads
+        ]
         assert drafts[0] == drafts[1] == drafts[2]
-    inside = [head.draft(cache, 33, hidden, 1, 0.0)[1] for head in heads]
+    inside = [head.draft(cache, 33, hidden, 1, [0.0])[1] for head in heads]
     assert inside[0] != inside[1] == inside[2]
 
 
@@ -178,7 +205,7 @@ def test_a_head_takes_window_rope_scale_and_caps_of_the_layers_it_reads(kv_layer
         rows = Segment(cache, more[cache.length : length])
         result = backbone.forward([rows], rows="last")
         state, token = result.hidden[-1], int(result.tokens[-1])
-        found, confidences = head.draft(cache, token, state, 2, 0.0)
+        found, confidences = head.draft(cache, token, state, 2, [0.0])
         args = (backbone, weights, cache, token, state, 2)
         expected, sure = reference_steps(*args, kv_layers=kv_layers)
         same += found.tolist() == expected
@@ -200,16 +227,16 @@ def test_a_head_sees_the_cells_of_its_window_and_no_other(every_isa, n):
     seen = np.arange(max(0, n + 1 - 20), n) % ring
     assert len(seen) <= 19
     unseen = np.setdiff1d(np.arange(ring), seen)
-    draft = [x.tolist() for x in head.draft(cache, token, state, 3, 0.0)]
+    draft = [x.tolist() for x in head.draft(cache, token, state, 3, [0.0])]
     values[:, unseen] = np.nan
     cache.key_view(0)[:, unseen // 16, :, unseen % 16] = np.nan
     for isa in every_isa:
         _native.set_isa(isa)
-        assert [x.tolist() for x in head.draft(cache, token, state, 3, 0.0)] == draft
+        assert [x.tolist() for x in head.draft(cache, token, state, 3, [0.0])] == draft
     for cell in (seen[0], seen[-1]):
         kept = values[:, cell].copy()
         values[:, cell] = np.nan
-        assert len(head.draft(cache, token, state, 3, 0.0)[0]) == 0
+        assert len(head.draft(cache, token, state, 3, [0.0])[0]) == 0
         values[:, cell] = kept
 
 
@@ -223,8 +250,10 @@ def test_confidence_and_choice_span_the_chunks_of_256(tmp_path, threads):
     write_tiny_llama(tmp_path / "same.gguf", spec, weights=weights)
     backbone = Backbone.open(tmp_path / "same.gguf", threads=threads)
     cache, hidden, token = prefilled(backbone, TOKENS)
-    few, sure = build(backbone, head_weights(), np.arange(16)).draft(cache, token, hidden, 6, 0.0)
-    all_, less = build(backbone, head_weights(), np.arange(512)).draft(cache, token, hidden, 6, 0.0)
+    few, sure = build(backbone, head_weights(), np.arange(16)).draft(cache, token, hidden, 6, [0.0])
+    all_, less = build(backbone, head_weights(), np.arange(512)).draft(
+        cache, token, hidden, 6, [0.0]
+    )
     assert all_.tolist() == few.tolist()
     np.testing.assert_allclose(less * 32, sure, rtol=1e-5)
 
@@ -237,7 +266,7 @@ def test_drafts_have_the_same_bits_on_every_isa_and_thread_count(tiny_path, ever
         cache, hidden, token = prefilled(backbone, TOKENS)
         for isa in every_isa:
             _native.set_isa(isa)
-            ids, confidences = head.draft(cache, token, hidden, 6, 0.0)
+            ids, confidences = head.draft(cache, token, hidden, 6, [0.0])
             seen.append((ids.tolist(), confidences.view(np.uint32).tolist()))
     assert all(draft == seen[0] for draft in seen)
     assert len(seen[0][0]) == 6
@@ -249,9 +278,9 @@ def test_the_head_reads_the_very_buffers_the_backbone_wrote(backbone):
     cache, hidden, token = prefilled(backbone, TOKENS)
     views = [(cache.key_view(i), cache.value_view(i)) for i in KV_LAYERS]
     assert head.attended_addresses(cache) == [(k.ctypes.data, v.ctypes.data) for k, v in views]
-    _, before = head.draft(cache, token, hidden, 1, 0.0)
+    _, before = head.draft(cache, token, hidden, 1, [0.0])
     views[0][1][:, :90, :] *= -1
-    _, after = head.draft(cache, token, hidden, 1, 0.0)
+    _, after = head.draft(cache, token, hidden, 1, [0.0])
     assert before[0] != after[0]
 
 
@@ -260,14 +289,14 @@ def test_drafting_writes_no_cell_and_sees_no_stale_one(backbone):
     head = build(backbone, head_weights())
     cache, hidden, token = prefilled(backbone, TOKENS)
     cache.rollback(60)
-    draft = [x.tolist() for x in head.draft(cache, token, hidden, 3, 0.0)]
+    draft = [x.tolist() for x in head.draft(cache, token, hidden, 3, [0.0])]
     for layer in range(SPEC.layers):
         keys, values = cache.key_view(layer), cache.value_view(layer)
         for position in range(60, SPEC.context):
             keys[:, position // 16, :, position % 16] = np.nan
             values[:, position, :] = np.nan
     before = [cache.key_view(i).tobytes() + cache.value_view(i).tobytes() for i in range(2)]
-    assert [x.tolist() for x in head.draft(cache, token, hidden, 3, 0.0)] == draft
+    assert [x.tolist() for x in head.draft(cache, token, hidden, 3, [0.0])] == draft
     assert [cache.key_view(i).tobytes() + cache.value_view(i).tobytes() for i in range(2)] == before
     assert cache.length == 60
 
@@ -277,7 +306,7 @@ def test_memory_does_not_grow_with_the_context(backbone):
     sizes = []
     for repeat in (1, 3, 7):
         cache, hidden, token = prefilled(backbone, TOKENS * repeat)
-        head.draft(cache, token, hidden, 4, 0.0)
+        head.draft(cache, token, hidden, 4, [0.0])
         sizes.append(head.nbytes)
     assert sizes[0] == sizes[1] == sizes[2]
 
@@ -295,17 +324,17 @@ def test_the_head_holds_no_copy_of_embedding_or_output_rows(tmp_path):
 def test_a_draft_stops_at_low_confidence_and_before_non_finite_scores(backbone):
     cache, hidden, token = prefilled(backbone, TOKENS)
     head = build(backbone, head_weights())
-    ids, confidences = head.draft(cache, token, hidden, 6, 0.0)
+    ids, confidences = head.draft(cache, token, hidden, 6, [0.0])
     products = np.cumprod(confidences)
     for stop in range(5):
         threshold = float(products[stop] + products[stop + 1]) / 2
-        short, _ = head.draft(cache, token, hidden, 6, threshold)
+        short, _ = head.draft(cache, token, hidden, 6, [threshold])
         assert short.tolist() == ids[: stop + 2].tolist()
     weights = head_weights()
     weights["model.norm.weight"][:] = np.nan
-    assert len(build(backbone, weights).draft(cache, token, hidden, 6, 0.0)[0]) == 0
-    assert len(head.draft(cache, token, hidden, 0, 0.0)[0]) == 0
-    assert len(head.draft(cache, token, hidden, 6, float(confidences[0]))[0]) > 1, "sure enough"
+    assert len(build(backbone, weights).draft(cache, token, hidden, 6, [0.0])[0]) == 0
+    assert len(head.draft(cache, token, hidden, 0, [0.0])[0]) == 0
+    assert len(head.draft(cache, token, hidden, 6, [float(confidences[0])])[0]) > 1, "sure enough"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
@@ -316,19 +345,19 @@ def test_a_state_that_is_not_finite_drafts_nothing(backbone, every_isa, value):
     hidden[3] = value
     for isa in every_isa:
         _native.set_isa(isa)
-        assert len(head.draft(cache, token, hidden, 3, 0.0)[0]) == 0
+        assert len(head.draft(cache, token, hidden, 3, [0.0])[0]) == 0
 
 
 def test_a_draft_ends_with_the_context_and_the_cache(backbone):
     """E1: neither the last cell nor the last position is passed."""
     head = build(backbone, head_weights())
     cache, hidden, token = prefilled(backbone, TOKENS)
-    assert len(head.draft(cache, token, hidden, 2**31 - 1, 0.0)[0]) <= cache.capacity
-    assert len(head.draft(cache, token, hidden, -1, 0.0)[0]) == 0
+    assert len(head.draft(cache, token, hidden, 2**31 - 1, [0.0])[0]) <= cache.capacity
+    assert len(head.draft(cache, token, hidden, -1, [0.0])[0]) == 0
     backbone.forward([Segment(cache, [1] * (SPEC.context - len(TOKENS) - 1))])
-    assert len(head.draft(cache, token, hidden, 2, 0.0)[0]) == 2  # the last cell is still free
+    assert len(head.draft(cache, token, hidden, 2, [0.0])[0]) == 2  # the last cell is still free
     backbone.forward([Segment(cache, [1])])
-    assert len(head.draft(cache, token, hidden, 2, 0.0)[0]) == 0
+    assert len(head.draft(cache, token, hidden, 2, [0.0])[0]) == 0
 
 
 def test_a_head_needs_its_tensors_and_its_backbones_cache(tiny_path, backbone):
@@ -336,12 +365,12 @@ def test_a_head_needs_its_tensors_and_its_backbones_cache(tiny_path, backbone):
     ids = DRAFT_IDS.astype(np.int32)
     with pytest.raises(ValueError, match="not complete"):
         _native.MtpHead(backbone.native, head_sizes(FF), KV_LAYERS, ids).draft(
-            cache, token, hidden, 1, 0.0
+            cache, token, hidden, 1, [0.0]
         )
     head = build(backbone, head_weights())
     stranger = Backbone.open(tiny_path, threads=1).new_cache(4)
     with pytest.raises(ValueError, match="another backbone"):
-        head.draft(stranger, token, hidden, 1, 0.0)
+        head.draft(stranger, token, hidden, 1, [0.0])
     with pytest.raises(ValueError, match="another backbone"):
         head.attended_addresses(stranger)
 

@@ -49,8 +49,8 @@ def test_a_group_of_the_text_is_drafted_as_if_the_vocabulary_held_it(backbone, m
     outside = 0
     for length in range(5, 85, 4):
         cache, hidden, token = prefilled(backbone, TOKENS[:length])
-        found = head.draft(cache, token, hidden, 4, 0.0, list(more))
-        expected = whole.draft(cache, token, hidden, 4, 0.0)
+        found = head.draft(cache, token, hidden, 4, [0.0], (), list(more))
+        expected = whole.draft(cache, token, hidden, 4, [0.0])
         assert found[0].tolist() == expected[0].tolist()
         np.testing.assert_allclose(found[1], expected[1], rtol=2**-24 * 584)
         if more == (16,):
@@ -69,10 +69,10 @@ def test_a_head_drafts_outside_its_vocabulary_by_the_groups_of_this_draft_alone(
     outside = 0
     for length in range(5, 85, 8):
         cache, hidden, token = prefilled(backbone, TOKENS[:length])
-        with_groups = head.draft(cache, token, hidden, 4, 0.0, list(OTHERS))[0]
+        with_groups = head.draft(cache, token, hidden, 4, [0.0], (), list(OTHERS))[0]
         outside += int((~np.isin(with_groups // 16, KNOWN)).sum())
-        drafts = [x.draft(cache, token, hidden, 4, 0.0) for x in (head, plain)]
-        drafts.append(plain.draft(cache, token, hidden, 4, 0.0, list(OTHERS)))
+        drafts = [x.draft(cache, token, hidden, 4, [0.0]) for x in (head, plain)]
+        drafts.append(plain.draft(cache, token, hidden, 4, [0.0], (), list(OTHERS)))
         assert bits(drafts[0]) == bits(drafts[1]) == bits(drafts[2])
         assert np.isin(drafts[0][0] // 16, KNOWN).all()
     assert outside > 10
@@ -85,10 +85,10 @@ def test_groups_that_are_known_or_not_whole_change_nothing(tmp_path, more):
     backbone = Backbone.open(tmp_path / "odd.gguf", threads=1)
     head = text_head(backbone)
     cache, hidden, token = prefilled(backbone, TOKENS)
-    plain = head.draft(cache, token, hidden, 4, 0.0)
-    assert bits(head.draft(cache, token, hidden, 4, 0.0, list(more))) == bits(plain)
-    added = head.draft(cache, token, hidden, 4, 0.0, [*OTHERS])
-    assert bits(head.draft(cache, token, hidden, 4, 0.0, [*range(18)])) == bits(added)
+    plain = head.draft(cache, token, hidden, 4, [0.0])
+    assert bits(head.draft(cache, token, hidden, 4, [0.0], (), list(more))) == bits(plain)
+    added = head.draft(cache, token, hidden, 4, [0.0], (), [*OTHERS])
+    assert bits(head.draft(cache, token, hidden, 4, [0.0], (), [*range(18)])) == bits(added)
 
 
 @pytest.mark.parametrize("more", [[5, 4], [4, 4], [-1, 4]], ids=str)
@@ -96,10 +96,10 @@ def test_groups_that_do_not_ascend_are_refused(backbone, more):
     """And the next draft is none the worse for it."""
     head = text_head(backbone)
     cache, hidden, token = prefilled(backbone, TOKENS)
-    plain = bits(head.draft(cache, token, hidden, 4, 0.0))
+    plain = bits(head.draft(cache, token, hidden, 4, [0.0]))
     with pytest.raises(ValueError, match="ascend"):
-        head.draft(cache, token, hidden, 4, 0.0, more)
-    assert bits(head.draft(cache, token, hidden, 4, 0.0)) == plain
+        head.draft(cache, token, hidden, 4, [0.0], (), more)
+    assert bits(head.draft(cache, token, hidden, 4, [0.0])) == plain
 
 
 @pytest.mark.parametrize("markov_rank", [0, 32])
@@ -113,6 +113,8 @@ def test_drafts_with_groups_have_the_same_bits_on_every_isa_and_thread_count(
         cache, hidden, token = prefilled(backbone, TOKENS)
         for isa in every_isa:
             _native.set_isa(isa)
-            seen.append([bits(head.draft(cache, token, hidden, 6, 0.0, more)) for more in texts])
+            seen.append(
+                [bits(head.draft(cache, token, hidden, 6, [0.0], (), more)) for more in texts]
+            )
     assert all(drafts == seen[0] for drafts in seen)
     assert seen[0][0] != seen[0][1]

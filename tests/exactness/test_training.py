@@ -170,7 +170,9 @@ def test_the_head_in_torch_is_the_head_in_the_core(
         for place, (hidden, cache) in enumerate(
             decode_step_by_step(session.backbone, answer, taps)
         ):
-            drafts.append(native.draft(cache, answer.answer[place], hidden, 3, 0.0, groups)[0])
+            drafts.append(
+                native.draft(cache, answer.answer[place], hidden, 3, [0.0], (), groups)[0]
+            )
         if not drafts:
             continue
         batch = BatchMaker(

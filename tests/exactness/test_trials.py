@@ -30,7 +30,8 @@ class Counted:
     """A native head that counts its steps."""
 
     def __init__(self, head):
-        self.head, self.steps, self.prompt_tokens = head, 0, head.prompt_tokens
+        self.head, self.steps = head, 0
+        self.prompt_tokens, self.positions = head.prompt_tokens, head.positions
 
     def draft(self, *how):
         tokens, confidences = self.head.draft(*how)

@@ -72,7 +72,12 @@ def test_generate_report_is_the_promised_shape():
         "prompt_logprobs", "backbone", "drafter", "stats",
     }  # fmt: skip
     assert set(report["backbone"]) == {"name", "architecture", "file", "fingerprint"}
-    assert report["drafter"] == {"name": "none", "active": False, "reason": "no head"}
+    assert report["drafter"] == {
+        "name": "none",
+        "active": False,
+        "reason": "no head",
+        "warning": None,
+    }
     promised = {
         "passes", "drafted", "accepted", "committed", "tau", "accept_at", "prefill_ms", "decode_ms",
         "tok_s",
@@ -87,9 +92,9 @@ def test_the_last_line_says_which_drafter_is_active_or_why_not():
     """J11: a head that is not used is told."""
     session = fakes.session(active=False, reason="no head fits")
     result = session.generate("hi")
-    assert "not active: no head fits" in output.stats_line(session, result.stats)
+    assert "not active: no head fits" in output.stats_line(result.drafter, result.stats)
     session = fakes.session()
-    assert "drafter none active" in output.stats_line(session, result.stats)
+    assert "drafter none active" in output.stats_line(session.drafter, result.stats)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def test_the_names_of_the_published_checkpoints_are_kept():
 
 
 VARIANT = dataclasses.replace(CONFIG, kv_layers=(-1, 4), markov_rank=64, taps=(3, 9), positions=4,
-                              prompt_tokens=True, min_confidence=0.25)  # fmt: skip
+                              prompt_tokens=True, min_confidence=0.25,
+                              calibration=((1.5, 0.25), (0.9, -1.0)))  # fmt: skip
 
 
 def test_a_variant_survives_json_and_has_its_tensors():
@@ -54,7 +55,8 @@ def test_a_variant_survives_json_and_has_its_tensors():
 
 def test_a_config_of_before_the_variants_is_a_plain_head():
     content = CONFIG.to_json()
-    for name in ("taps", "positions", "markov_rank", "draft_prompt_tokens", "min_confidence"):
+    for name in ("taps", "positions", "markov_rank", "draft_prompt_tokens", "min_confidence",
+                 "calibration"):  # fmt: skip
         del content["frozen_mtp"][name]
     assert HeadConfig.from_json(content) == CONFIG
 
@@ -63,6 +65,9 @@ def test_a_config_of_before_the_variants_is_a_plain_head():
     ("field", "value"),
     [("min_confidence", 1.5), ("min_confidence", True), ("draft_prompt_tokens", 1),
      ("draft_prompt_tokens", "no"),
+     ("calibration", 1.0), ("calibration", [1.0]), ("calibration", [[1.0]]),
+     ("calibration", [[0.0, 1.0]]), ("calibration", [[1.0, 21]]), ("calibration", [[1.0, True]]),
+     ("calibration", [[1.0, "0"]]), ("calibration", {"1": 2}),
      ("taps", [-1]), ("taps", 3), ("positions", 0), ("positions", 17), ("positions", True),
      ("markov_rank", -32), ("markov_rank", 288), ("markov_rank", 40), ("markov_rank", "64")],
 )  # fmt: skip

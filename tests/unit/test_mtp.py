@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from drafthead.drafters.base import Floors
 from drafthead.drafters.mtp import RECENT_TOKENS, MtpDrafter
 
 
@@ -15,8 +16,10 @@ class RecordingHead:
         self.calls, self.groups, self.prompt_tokens = [], [], prompt_tokens
         self.answer = np.array(tokens, np.int32), np.array(confidences, np.float32)
 
-    def draft(self, cache, token, hidden, max_tokens, min_confidence, more_groups):
-        self.calls.append((cache, token, hidden.tolist(), max_tokens, min_confidence))
+    positions = 1
+
+    def draft(self, cache, token, hidden, max_tokens, floors, calibration, more_groups):
+        self.calls.append((cache, token, hidden.tolist(), max_tokens, floors, calibration))
         self.groups.append(more_groups)
         return self.answer
 
@@ -29,7 +32,9 @@ def test_it_drafts_from_the_last_committed_token_and_the_hidden_state_that_chose
     drafter.propose(8)
     drafter.observe([9, 10], np.array([0.25], np.float32))
     drafter.propose(2)
-    assert head.calls == [("cache", 3, [0.5], 4, 0.0), ("cache", 10, [0.25], 2, 0.0)]
+    assert head.calls == [
+        ("cache", 3, [0.5], 4, (0.0,), []), ("cache", 10, [0.25], 2, (0.0,), []),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("floor", "kept"), [(0.0, (5, 6, 7)), (0.15, (5, 6, 7)), (0.5, (5, 6))])
@@ -92,3 +97,18 @@ def test_the_next_answer_begins_with_its_own_text():
         drafter.begin(text, hidden, "cache")
         drafter.propose(4)
     assert head.groups == [[25], [1]]
+
+
+def test_drafts_end_where_the_drafter_is_told():
+    """Floors of a policy go before its own threshold; the head is handed where to go on."""
+    head = RecordingHead(confidences=(0.9, 0.8, 0.25))
+    drafter = MtpDrafter(head, 4, min_confidence=0.9, calibration=[(1.0, 0.5)])
+    drafter.begin([1], np.zeros(1, np.float32), "cache")
+    drafter.floors = Floors((0.5, 0.4), (0.3, 0.1))
+    assert drafter.propose(4).tokens == (5, 6, 7)
+    drafter.floors = Floors((0.5, 0.4), (0.3, 0.2))
+    draft = drafter.propose(4)
+    assert (draft.tokens, draft.made) == ((5, 6), 3)
+    assert head.calls[0][-2:] == ((0.5, 0.4), [(1.0, 0.5)])
+    drafter.floors = None
+    assert drafter.propose(4).tokens == (5, 6)

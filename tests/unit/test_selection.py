@@ -18,7 +18,7 @@ from drafthead.training.selection import (
     passes_by_rows,
     trial_answers,
 )
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, Draft
 
 
 def test_speed_is_what_each_pass_and_each_step_takes():
@@ -26,7 +26,7 @@ def test_speed_is_what_each_pass_and_each_step_takes():
     rows_ms, step_ms = [10.0, 11.0, 13.0, 16.0], 2.0
     stats, spent = DecodeStats(), 0.0
     for drafted, accepted in drafts:
-        count_pass(stats, drafted, accepted, accepted + 1, 0)
+        count_pass(stats, Draft((0,) * drafted), accepted, accepted + 1)
         spent += rows_ms[drafted] + step_ms * (drafted + 1)
     trial = Trial(stats, sum(drafted + 1 for drafted, _ in drafts), Costs(rows_ms, step_ms))
     assert passes_by_rows(stats) == [2, 0, 2, 1]
@@ -51,7 +51,7 @@ class HeadOf:
     def __init__(self, sure):
         self.sure, self.steps = iter(sure), 0
 
-    def draft(self, _cache, _token, _hidden, max_tokens, _min_confidence, _more):
+    def draft(self, _cache, _token, _hidden, max_tokens, _floors, _calibration, _more):
         sure = next(self.sure)
         count = min(sure + 1, max_tokens)
         self.steps += count

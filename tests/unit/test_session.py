@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from drafthead.backbone.handle import Backbone
+from drafthead.decoding.policy import Adaptive, AsDrafted
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, RequestError
-from drafthead.session import load
+from drafthead.session import finish, load
 from tests import fakes
 
 ANSWER = "héllo ✓ wörld"
@@ -209,3 +210,41 @@ def test_cells_of_either_type_decode_and_tell_their_size(tiny_path):
     assert whole.kv_bytes_per_token == 2 * half.kv_bytes_per_token
     assert whole.new_cache(64).nbytes == 2 * half.new_cache(64).nbytes
     assert half.new_cache(64, "f32").nbytes == whole.new_cache(64).nbytes
+
+
+def test_an_answer_says_when_drafting_rests_and_warns_of_a_head_that_is_never_right():
+    """Why: result and stream tell what drafted, and what a user should know."""
+    drafter = fakes.RandomDrafter(k=4, vocab_size=256, check_hidden=False)
+    session = fakes.session(answer="a long answer, token by token. " * 40).using(
+        drafter, Adaptive()
+    )
+    for turn in range(40):
+        stream = session.stream("hi", max_tokens=600)
+        first = stream.drafter
+        result = finish(stream)
+        assert (first.active, first.reason) == (True, None) or turn
+    assert result.stats.rested > 0
+    assert not result.drafter.active and "rests" in result.drafter.reason
+    assert "another backbone" in result.drafter.warning
+
+
+def test_a_text_that_follows_its_drafts_is_drafted_alike_on_any_machine():
+    """Rejection sampling leaves the length of drafts to the drafter, never to a clock."""
+    drafter = fakes.RandomDrafter(k=4, vocab_size=256, check_hidden=False)
+    session = fakes.session(answer="an answer " * 30).using(drafter, Adaptive())
+    result = session.generate("hi", max_tokens=40, temperature=0.01, seed=1, accept="rejection")
+    assert drafter.asked[0] == 38 and result.stats.rested == 0
+    assert session.policy.drafts == 0
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(RequestError, match="no policy 'eager'; choose from auto, threshold, fixed"):
+        load("x.gguf", policy="eager")
+
+
+def test_a_fixed_policy_drafts_a_fixed_length(backbone_path):
+    session = load(backbone_path, threads=1, policy="fixed", max_draft=3)
+    stats = session.generate("Write a poem about rain.", max_tokens=40).stats
+    assert stats.drafted >= 3 * (stats.passes - 2)  # the last passes have less room
+    assert isinstance(session.policy, AsDrafted)
+    assert isinstance(load(backbone_path, threads=1).policy, Adaptive)

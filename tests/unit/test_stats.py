@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from drafthead.decoding.stats import accept_at, count_pass, decode_tok_s, pool, tau
-from drafthead.types import DecodeStats, SourceCounts
+from drafthead.types import DecodeStats, Draft, SourceCounts
 
 
 def counted(*passes):
     stats = DecodeStats()
     for drafted, accepted in passes:
-        count_pass(stats, drafted, accepted, kept=accepted + 1, dropped=0)
+        count_pass(stats, Draft((0,) * drafted), accepted, kept=accepted + 1)
     return stats
 
 
@@ -37,7 +37,7 @@ def test_acceptance_of_a_step_is_given_that_the_steps_before_were_accepted():
 )
 def test_tokens_after_the_end_are_not_counted_as_accepted(kept, accepted, committed, cut, tested):
     """I5: accepted never exceeds what was emitted; the dropped next token has its own field."""
-    stats = count_pass(DecodeStats(), drafted=4, accepted=2, kept=kept, dropped=0)
+    stats = count_pass(DecodeStats(), Draft((0,) * 4), accepted=2, kept=kept)
     assert (stats.accepted, stats.committed, stats.cut) == (accepted, committed, cut)
     assert stats.tested_at == tested
     assert stats.committed == stats.passes + stats.accepted - stats.cut
@@ -82,13 +82,13 @@ def test_speed_is_committed_tokens_over_decode_time():
 def test_sources_are_counted_where_they_drafted():
     """A pass without a draft is nobody's; tokens after the end are not the source's either."""
     stats = DecodeStats()
-    count_pass(stats, 4, 2, kept=3, dropped=0, source="a")
-    count_pass(stats, 0, 0, kept=1, dropped=0, source="a")
-    count_pass(stats, 3, 3, kept=2, dropped=0, source="b")
-    count_pass(stats, 2, 1, kept=2, dropped=0)
+    count_pass(stats, Draft((0,) * 4, source="a"), 2, kept=3)
+    count_pass(stats, Draft((0,) * 0, source="a"), 0, kept=1)
+    count_pass(stats, Draft((0,) * 3, source="b"), 3, kept=2)
+    count_pass(stats, Draft((0,) * 2), 1, kept=2)
     assert stats.sources == {"a": SourceCounts(1, 4, 2), "b": SourceCounts(1, 3, 2)}
     assert pool([stats, stats]).sources["b"] == SourceCounts(2, 6, 4)
 
 
 def test_a_source_that_never_drafted_is_not_listed():
-    assert count_pass(DecodeStats(), 0, 0, kept=1, dropped=0, source="a").sources == {}
+    assert count_pass(DecodeStats(), Draft(source="a"), 0, kept=1).sources == {}

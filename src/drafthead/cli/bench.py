@@ -58,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
     )
+    output.add_policy_flag(parser)
     parser.add_argument("--repeat", type=output.count, default=1, help="times everything is done")
     parser.add_argument("--keep-loops", action="store_true", help="do not cut repeating answers")
     parser.add_argument("--peers", type=output.names, default=[], help="other engines: llama.cpp")
@@ -148,16 +149,19 @@ def open_arms(args: argparse.Namespace) -> dict[str, Session]:
     Raises:
         RequestError: an arm was asked for that cannot draft, for want of a head or a model.
     """
-    from drafthead.session import load
+    from drafthead.session import load, make_policy
 
     session = load(
-        args.backbone, args.head, "none", threads=args.threads, kv=args.kv, max_draft=args.max_draft
-    )
+        args.backbone, args.head, "none", args.threads, args.max_draft, kv=args.kv,
+        policy=args.policy,
+    )  # fmt: skip
     arms: dict[str, Session] = {}
     for name in args.drafters or DEFAULT_ARMS:
         if name == "standalone":
             for called, model in named_models(args.draft_model).items():
-                arms[called] = session.using(session.maker.standalone(model))
+                arms[called] = session.using(
+                    session.maker.standalone(model), make_policy(session.maker.asked)
+                )
         else:
             arms[name] = session.with_drafter("none" if name == "plain" else name)
     idle = {name: arm for name, arm in arms.items() if name != "plain" and not arm.drafter.active}
@@ -294,6 +298,7 @@ def summed_up(
             "repeat": args.repeat,
             "keep_loops": args.keep_loops,
             "raw": not session.template.exists,
+            "policy": args.policy,
             "max_draft": getattr(drafting.drafting, "max_draft_tokens", None),
         },
         "cost": {

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print(output.marked(with_head.events, style))
     identical = all(line["identical"] for line in lines)
     if args.json:
-        output.print_json({"drafter": output.drafter_json(session), "tasks": lines})
+        output.print_json({"drafter": output.drafter_json(session.drafter), "tasks": lines})
     else:
         print("\n" + table(lines))
         print(verdict(session, identical))

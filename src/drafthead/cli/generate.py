@@ -31,6 +31,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--max-draft", type=output.count, default=None, help="longest draft, in tokens"
     )
+    output.add_policy_flag(parser)
     parser.add_argument(
         "--max-tokens", type=output.count, default=256, help="longest answer, in tokens"
     )
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         output.warn(f"At temperature 0 nothing is drawn: give --temperature, or leave out {idle}.")
     session = load(
         args.backbone, args.head, args.drafter, args.threads, args.max_draft, kv=args.kv,
-        draft_model=args.draft_model,
+        draft_model=args.draft_model, policy=args.policy,
     )  # fmt: skip
     stream = session.stream(
         prompt,
@@ -69,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(stream, style=output_style(args.mark))
     seed = "" if stream.seed is None else f"; seed {stream.seed}"
-    output.warn(output.stats_line(session, stream.stats) + seed)
+    output.warn(output.stats_line(stream.drafter, stream.stats) + seed)
+    if stream.drafter.warning is not None:
+        output.warn(stream.drafter.warning)
     return 0
 
 
@@ -126,7 +129,7 @@ def report(session: Session, result: Result) -> dict[str, Any]:
         "logprobs": [scored_json(one) for one in scored] if told else None,
         "prompt_logprobs": [scored_json(one) for one in result.prompt_logprobs] or None,
         "backbone": output.backbone_json(session),
-        "drafter": output.drafter_json(session),
+        "drafter": output.drafter_json(result.drafter),
         "stats": {
             "passes": stats.passes,
             "drafted": stats.drafted,
@@ -134,6 +137,7 @@ def report(session: Session, result: Result) -> dict[str, Any]:
             "committed": stats.committed,
             "dropped": stats.dropped,
             "cut": stats.cut,
+            "rested": stats.rested,
             "cached_tokens": stats.cached_tokens,
             "tau": tau(stats),
             "accept_at": accept_at(stats),

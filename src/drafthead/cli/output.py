@@ -7,12 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
+    from drafthead.drafting import DrafterState
     from drafthead.session import Session
     from drafthead.types import DecodeStats, TokenEvent
 
@@ -34,6 +36,16 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_threads_flag(parser)
     add_json_flag(parser)
+
+
+def add_policy_flag(parser: argparse.ArgumentParser) -> None:
+    """`--policy`: changes time, never the text."""
+    parser.add_argument(
+        "--policy",
+        choices=("auto", "threshold", "fixed"),
+        default="auto",
+        help="draft as much as pays here; or as the drafter is sure of; or always --max-draft",
+    )
 
 
 def add_threads_flag(parser: argparse.ArgumentParser) -> None:
@@ -153,28 +165,30 @@ def duration(seconds: float) -> str:
 
 def drafter_words(session: Session) -> str:
     """Which drafter is active, or why none is."""
-    state = session.drafter
+    return state_words(session.drafter)
+
+
+def state_words(state: DrafterState) -> str:
+    """Whether a drafter is active, or why not."""
     if state.active:
         return f"drafter {state.name} active"
     return f"drafter {state.name} not active: {state.reason}"
 
 
-def stats_line(session: Session, stats: DecodeStats) -> str:
+def stats_line(state: DrafterState, stats: DecodeStats) -> str:
     """The one line after an answer."""
     from drafthead.decoding.stats import decode_tok_s, tau
 
     return (
         f"{1 + stats.committed} tokens, tau {decimal(tau(stats))}, "
         f"{decimal(decode_tok_s(stats), 0)} tok/s, first token after {stats.prefill_ms:.0f} ms; "
-        f"{drafter_words(session)}"
+        f"{state_words(state)}"
     )
 
 
-def drafter_json(session: Session) -> dict[str, Any]:
+def drafter_json(state: DrafterState) -> dict[str, Any]:
     """The `drafter` section of a report."""
-    state = session.drafter
-    stopped = getattr(session.drafting, "reason", None)  # of a drafter that gave up on this text
-    return {"name": state.name, "active": state.active, "reason": state.reason or stopped}
+    return asdict(state)
 
 
 def backbone_json(session: Session) -> dict[str, Any]:

@@ -28,10 +28,15 @@ class Chooser(Protocol):
     """Turns a draft and its verification into the tokens of a pass.
 
     needs_logits: the rows' logits are read; else their greedy tokens alone.
+    follows_drafts: which text comes depends on the drafts, though not its distribution.
     """
 
     @property
     def needs_logits(self) -> bool:
+        """See above."""
+
+    @property
+    def follows_drafts(self) -> bool:
         """See above."""
 
     def choose(self, draft: Draft, given: Pass) -> list[int]:
@@ -42,6 +47,7 @@ class GreedyChooser:
     """The likeliest token of each row, which the core has found."""
 
     needs_logits = False
+    follows_drafts = False
 
     def choose(self, draft: Draft, given: Pass) -> list[int]:
         """The longest matching prefix, and the correction or bonus."""
@@ -57,6 +63,7 @@ class LogitChooser:
     """
 
     needs_logits = True
+    follows_drafts = False
 
     def __init__(self, sampler: Sampler, rules: Sequence[Rule], position: int) -> None:
         """Start an answer.
@@ -99,6 +106,8 @@ class RejectingChooser(LogitChooser):
     Classical rejection sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
     2302.01318): the distribution is the target's, and which text comes depends on the drafts.
     """
+
+    follows_drafts = True
 
     def __init__(self, sampler: Sampler, rules: Sequence[Rule], position: int, seed: int) -> None:
         """seed: of the numbers that decide on acceptance; else as above."""

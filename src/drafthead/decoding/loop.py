@@ -16,6 +16,7 @@ from drafthead.backbone.handle import Backbone, KvCache, Pass, Segment, Want
 from drafthead.decoding.acceptance import usable_prefix
 from drafthead.decoding.choosing import Chooser, GreedyChooser
 from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
+from drafthead.decoding.policy import AsDrafted, Policy
 from drafthead.decoding.scores import score, score_prompt
 from drafthead.decoding.stats import count_pass
 from drafthead.decoding.stops import TextPieces
@@ -70,12 +71,14 @@ class Request:
 
 
 def decode(
-    request: Request, target: Backbone, cache: KvCache, drafter: Drafter
-) -> Iterator[TokenEvent]:
+    request: Request, target: Backbone, cache: KvCache, drafter: Drafter,
+    policy: Policy | None = None,
+) -> Iterator[TokenEvent]:  # fmt: skip
     """Answer a request, one event a token, and leave reason and counts in it.
 
     Draft rooms are clipped so that no token past the limit is ever verified. A request may be
-    abandoned at any event: the next one starts with a rollback and `begin`.
+    abandoned at any event: the next one starts with a rollback and `begin`. The policy says when
+    and how much to draft; where it is None the drafter does.
 
     Raises:
         RequestError, CapacityError: before anything is computed.
@@ -90,14 +93,18 @@ def decode(
     tokens = request.tokens
     tokens += [event.token for event in events]
     drafter.begin(tokens, prefilled.hidden[-1], cache)
+    policy = policy or AsDrafted()
+    policy.begin(drafter)
     stats.prefill_ms += 1000 * (perf_counter() - started)
     yield from events
     while request.finish_reason is None:
         assert cache.length == len(tokens) - 1, "a cache holds every token but the last"
         started = perf_counter()
-        draft, dropped = propose(drafter, end.left - 1, target.spec.vocab_size)
+        draft, dropped = propose(policy, drafter, end.left - 1, target.spec.vocab_size)
+        proposed = perf_counter()
         segment = Segment(cache, [tokens[-1], *draft.tokens])
         verified = target.forward([segment], rows="all", want=request.want)
+        passed = perf_counter()
         if isinstance(drafter, Watcher):
             drafter.watch(verified.tokens)
         committed = request.chooser.choose(draft, verified)
@@ -108,7 +115,9 @@ def decode(
         tokens += [event.token for event in events]
         if request.finish_reason is None:
             drafter.observe(tokens[-len(events) :], verified.hidden[accepted])
-        count_pass(stats, len(draft.tokens), accepted, len(events), dropped, draft.source)
+        stats.rested += policy.resting
+        policy.learn(draft, accepted, 1000 * (proposed - started), 1000 * (passed - proposed))
+        count_pass(stats, draft, accepted, len(events), dropped)
         stats.decode_ms += 1000 * (perf_counter() - started)
         yield from events
 
@@ -138,17 +147,18 @@ def prefill(
     return target.forward([Segment(cache, prompt[last:])], rows="last", want=want)
 
 
-def propose(drafter: Drafter, room: int, vocab_size: int) -> tuple[Draft, int]:
+def propose(policy: Policy, drafter: Drafter, room: int, vocab_size: int) -> tuple[Draft, int]:
     """Ask for a draft and keep what may reach the backbone; also how many tokens were dropped."""
     if room < 1:
         return Draft(), 0
     room = min(room, LONGEST_DRAFT)
     try:
-        draft = drafter.propose(room)
+        draft = policy.propose(drafter, room)
     except NumericsError:
         return Draft(), 1
     tokens = usable_prefix(draft, room, vocab_size)
-    usable = Draft(tuple(tokens), source=draft.source, proposals=draft.proposals)
+    sure = draft.confidences[: len(tokens)]
+    usable = replace(draft, tokens=tuple(tokens), confidences=sure)
     return usable, len(draft.tokens) - len(tokens)
 
 

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from drafthead.types import DecodeStats, SourceCounts
+from drafthead.types import DecodeStats, Draft, SourceCounts
 
-_COUNTS = ("passes", "drafted", "accepted", "committed", "dropped", "cut", "cached_tokens")
+_COUNTS = (
+    "passes",
+    "drafted",
+    "accepted",
+    "committed",
+    "dropped",
+    "cut",
+    "rested",
+    "cached_tokens",
+)
 
 
 def count_pass(
-    stats: DecodeStats, drafted: int, accepted: int, kept: int, dropped: int, source: str = ""
+    stats: DecodeStats, draft: Draft, accepted: int, kept: int, dropped: int = 0
 ) -> DecodeStats:
     """Add one verify pass.
 
     Args:
         stats: where to add; returned as well.
-        drafted: tokens of the draft that were verified.
+        draft: as it was verified.
         accepted: how many of them the target accepted.
         kept: committed tokens that are left after cutting at a stop, 1..accepted + 1.
         dropped: drafted tokens thrown away before verification.
-        source: who made the draft, where it is told.
     """
+    drafted, source = len(draft.tokens), draft.source
     kept_drafted = min(accepted, kept)
     ended_inside = kept <= accepted
     stats.passes += 1
@@ -32,7 +41,10 @@ def count_pass(
     stats.cut += ended_inside
     _bump(stats.drafted_at, drafted)
     # The step after the last accepted one was compared too, unless the answer ended before it.
-    _bump(stats.tested_at, kept if ended_inside else min(accepted + 1, drafted))
+    tested = kept if ended_inside else min(accepted + 1, drafted)
+    _bump(stats.tested_at, tested)
+    for step, confidence in enumerate(draft.confidences[:tested]):
+        stats.reliability.add(confidence, step < kept_drafted)
     _bump(stats.accepted_at, kept_drafted)
     if source and drafted:
         _add_source(stats, source, SourceCounts(1, drafted, kept_drafted))
@@ -62,6 +74,7 @@ def pool(many: Iterable[DecodeStats]) -> DecodeStats:
             setattr(total, name, _added(getattr(total, name), getattr(one, name)))
         for name, counts in one.sources.items():
             _add_source(total, name, counts)
+        total.reliability.join(one.reliability)
         total.prefill_ms += one.prefill_ms
         total.decode_ms += one.decode_ms
     return total

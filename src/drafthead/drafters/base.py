@@ -6,6 +6,7 @@ D is the backbone's hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -58,6 +59,47 @@ class Watcher(Protocol):
             choices_M: the target's choice after the last committed token and after each token of
                 the draft, shape (M,). Those behind a rejected token follow a text that is not so.
         """
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Where a draft ends, by the products of its confidences, its own guess that all is accepted.
+
+    One value for each step; the last one counts for all steps behind it.
+
+    go_on: after a token with a smaller product no further one is made.
+    keep: a token with a smaller product is no part of the draft; at most `go_on`.
+    """
+
+    go_on: tuple[float, ...]
+    keep: tuple[float, ...]
+
+    @classmethod
+    def of(cls, least: float) -> Floors:
+        """One threshold for all: a draft ends before the token that falls below."""
+        return cls((least,), (least,))
+
+    def goes_on(self, product: float, step: int) -> bool:
+        """Whether another token is made after that of a step, counted from 0."""
+        return product >= self.go_on[min(step, len(self.go_on) - 1)]
+
+    def keeps(self, product: float, step: int) -> bool:
+        """Whether the token of a step stays; one that is not a number is left to be counted."""
+        return not product < self.keep[min(step, len(self.keep) - 1)]
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """A drafter with confidences, whose drafts end where it is told.
+
+    floors: where; its own ones where None.
+    """
+
+    floors: Floors | None
+
+
+class SteeredDrafter(Drafter, Steered, Protocol):
+    """Both."""
 
 
 class NoDrafter:

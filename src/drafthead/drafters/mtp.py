@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead._native import KvCache, MtpHead
+from drafthead.drafters.base import Floors
 from drafthead.heads.config import GROUP, MIN_CONFIDENCE
 from drafthead.types import Draft
 
@@ -33,6 +34,7 @@ class MtpDrafter:
         head: MtpHead,
         max_draft_tokens: int = MAX_DRAFT_TOKENS,
         min_confidence: float = MIN_CONFIDENCE,
+        calibration: Sequence[tuple[float, float]] = (),
     ) -> None:
         """Wrap a head.
 
@@ -40,11 +42,16 @@ class MtpDrafter:
             head: native head of the backbone that verifies.
             max_draft_tokens: longest draft.
             min_confidence: a draft ends before the token with which the product of confidences,
-                the head's own guess that all of it is accepted, falls below this.
+                the head's own guess that all of it is accepted, falls below this; unless `floors`
+                are set.
+            calibration: of the confidences of each step, a temperature and a shift of their
+                log-odds; the last counts for all steps behind, and none leaves them as they are.
         """
         self.head = head
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
+        self.calibration = list(calibration)
+        self.floors: Floors | None = None
         self._cache: KvCache | None = None
         self._hidden_D: NDArray[np.float32] = np.zeros(0, np.float32)
         self._last_token = 0
@@ -62,13 +69,18 @@ class MtpDrafter:
         """Draft from the last committed token; a step that is not finite ends the draft."""
         assert self._cache is not None, "propose before begin"
         count = min(max_tokens, self.max_draft_tokens)
+        floors = self.floors or Floors.of(self.min_confidence)
         tokens, confidences = self.head.draft(
-            self._cache, self._last_token, self._hidden_D, count, self.min_confidence, self._groups
-        )
+            self._cache, self._last_token, self._hidden_D, count, floors.go_on, self.calibration,
+            self._groups,
+        )  # fmt: skip
         # The head stops after the step that brings the product below, and still hands it over.
-        doubted = len(tokens) > 0 and np.cumprod(confidences)[-1] < np.float32(self.min_confidence)
-        sure = len(tokens) - int(doubted)
-        return Draft(tuple(tokens[:sure].tolist()), tuple(confidences[:sure].tolist()))
+        steps = kept = len(tokens)
+        if steps and not floors.keeps(float(np.cumprod(confidences)[-1]), steps - 1):
+            kept -= 1
+        if self.head.positions > 1:  # one pass makes all, wanted or not
+            steps = min(self.head.positions, count)
+        return Draft(tuple(tokens[:kept].tolist()), tuple(confidences[:kept].tolist()), steps=steps)
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Move on: nothing to roll back, since the head reads the backbone's own cache."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from drafthead._native import KvCache
 from drafthead.drafters.automaton import SuffixAutomaton
+from drafthead.drafters.base import Floors
 from drafthead.types import Draft
 
 # Compared by replay of 600 answers of SmolLM2-135M of ten task classes: docs/decisions.md.
@@ -74,11 +75,12 @@ class NgramDrafter:
             max_draft_tokens: longest draft.
             min_match: nothing is drafted behind a shorter match.
             min_confidence: a draft ends before the token with which the product of the shares, the
-                guess that all of it is accepted, falls below this.
+                guess that all of it is accepted, falls below this; unless `floors` are set.
         """
         self.max_draft_tokens = max_draft_tokens
         self.min_match = min_match
         self.min_confidence = min_confidence
+        self.floors: Floors | None = None
         self.shares = MatchShares()
         self._automaton = SuffixAutomaton()
         self._length, self._draft = 0, Draft()
@@ -96,13 +98,14 @@ class NgramDrafter:
         return self._draft
 
     def _confidences(self, count: int) -> tuple[float, ...]:
+        floors = self.floors or Floors.of(self.min_confidence)
         confidences: list[float] = []
         product = 1.0
         for length in range(self._length, self._length + count):
             if length < self.min_match:
                 break
             product *= self.shares[length]
-            if product < self.min_confidence:
+            if not floors.keeps(product, len(confidences)):
                 break
             confidences.append(self.shares[length])
         return tuple(confidences)

@@ -11,6 +11,7 @@ D is the backbone's hidden size, M the rows of a pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import inf, isfinite
 from operator import mul
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead._native import KvCache
-from drafthead.drafters.base import Drafter
+from drafthead.drafters.base import Drafter, Floors, SteeredDrafter
 from drafthead.drafters.times import TimeCurve
 from drafthead.types import Draft
 
@@ -41,7 +42,7 @@ class NgramMtpDrafter:
     name = "ngram+mtp"
 
     def __init__(
-        self, text: Drafter, head: Drafter, clock: Callable[[], float] = perf_counter
+        self, text: Drafter, head: SteeredDrafter, clock: Callable[[], float] = perf_counter
     ) -> None:
         """Wrap two drafters.
 
@@ -64,6 +65,15 @@ class NgramMtpDrafter:
         self._draft = Draft()
         self._asked_ms: float | None = None
         self._started: float | None = None
+
+    @property
+    def floors(self) -> Floors | None:
+        """Where drafts of the head end; those of the text end where they gain most."""
+        return self.head.floors
+
+    @floors.setter
+    def floors(self, floors: Floors | None) -> None:
+        self.head.floors = floors
 
     def begin(self, tokens: Sequence[int], hidden_D: NDArray[np.float32], cache: KvCache) -> None:
         """Both begin; what was learned of times and gains stays."""
@@ -120,10 +130,10 @@ class NgramMtpDrafter:
     def _ask_head(self, max_tokens: int) -> Draft:
         started = self._clock()
         drafted = self.head.propose(max_tokens)
-        count = len(drafted.tokens)
+        count = drafted.made
         self.draft_time.add(count, 1000 * (self._clock() - started))
         self._asked_ms = self.draft_time.ms(count)
-        return Draft(drafted.tokens, drafted.confidences, HEAD)
+        return replace(drafted, source=HEAD)
 
     def _best_cut(self, copied: Draft) -> tuple[Draft, float]:
         """The start of a copied draft with the largest expected commit a ms, and that gain."""

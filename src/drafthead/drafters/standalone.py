@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.backbone.registry import resolve
+from drafthead.drafters.base import Floors
 from drafthead.errors import RequestError
 from drafthead.gguf.file import quoted
 from drafthead.heads.config import MIN_CONFIDENCE
@@ -92,11 +93,12 @@ class StandaloneDrafter:
             model: of the backbone's vocabulary.
             max_draft_tokens: longest draft.
             min_confidence: a draft ends before the token with which the product of the model's
-                probabilities of the drafted tokens falls below this.
+                probabilities of the drafted tokens falls below this; unless `floors` are set.
         """
         self.model = model
         self.max_draft_tokens = max_draft_tokens
         self.min_confidence = min_confidence
+        self.floors: Floors | None = None
         self.reason: str | None = None
         self._cache: KvCache | None = None
         self._tokens: list[int] = []
@@ -124,18 +126,21 @@ class StandaloneDrafter:
         assert self._cache is not None, "propose before begin"
         fits = self._cache.capacity - len(self._tokens) + 1
         steps = min(max_tokens, self.max_draft_tokens, fits)
+        floors = self.floors or Floors.of(self.min_confidence)
         product, confidences = 1.0, list[float]()
         self._drafted = []
-        rows = self._tokens[self._cache.length :]
-        while len(self._drafted) < steps:
+        rows, made = self._tokens[self._cache.length :], 0
+        for step in range(steps):
             token, confidence = likeliest(self.model, self._cache, rows)
-            product *= confidence
-            if product < self.min_confidence:
+            product, made = product * confidence, step + 1
+            if not floors.keeps(product, step):
                 break
             self._drafted.append(token)
             confidences.append(confidence)
             rows = [token]
-        return Draft(tuple(self._drafted), tuple(confidences))
+            if not floors.goes_on(product, step):
+                break
+        return Draft(tuple(self._drafted), tuple(confidences), steps=made)
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Keep the cells of what was accepted and forget those of the rest.

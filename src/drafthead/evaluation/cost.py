@@ -112,7 +112,7 @@ def _draft(head: MtpHead, cache: KvCache, token: int, hidden_D: NDArray[np.float
     """DRAFT_STEPS tokens: one draft of a recurrent head, several of one with a few positions."""
     longest = head.positions if head.positions > 1 else DRAFT_STEPS
     for done in range(0, DRAFT_STEPS, longest):
-        head.draft(cache, token, hidden_D, min(longest, DRAFT_STEPS - done), 0.0)
+        head.draft(cache, token, hidden_D, min(longest, DRAFT_STEPS - done), [0.0])
 
 
 def _model_job(model: Backbone, context: int) -> Callable[[], object]:

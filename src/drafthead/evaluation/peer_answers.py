@@ -20,7 +20,7 @@ from drafthead.evaluation.peer_drafting import PeerDrafter
 from drafthead.evaluation.peers import SETTLE_S, LlamaCpp, Peer
 from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
 from drafthead.session import Session
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, Draft
 
 # Of an arm's line, what says something of an engine that decodes plainly, and of one that drafts.
 PLAIN_FIELDS = (
@@ -100,7 +100,7 @@ def one_pass(
     tokens += kept
     if accepted < len(draft):
         peer.rollback(len(tokens) - 1)
-    count_pass(stats, len(draft), accepted, len(kept), 0)
+    count_pass(stats, Draft(tuple(draft)), accepted, len(kept))
     return reason
 
 

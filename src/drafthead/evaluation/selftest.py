@@ -225,7 +225,7 @@ class SelfTest:
         for start, end in ((0, 3), (3, 8)):
             segment = Segment(cache, self.short[start:end])
             hidden_D = backbone.forward([segment], rows="last", want="hidden").hidden[-1]
-            tokens, confidences = head.draft(cache, self.short[end], hidden_D, DRAFT_STEPS, 0.0)
+            tokens, confidences = head.draft(cache, self.short[end], hidden_D, DRAFT_STEPS, [0.0])
             found += [bits(tokens), bits(confidences)]
         return found
 

@@ -50,6 +50,8 @@ class HeadConfig:
     many tokens one pass drafts; 1 is a recurrent head, which drafts any number.  prompt_tokens:
     whether it may draft tokens outside its draft vocabulary that the text so far holds.
     min_confidence: a draft ends where the product of its confidences falls below this.
+    calibration: a temperature and a shift for each draft step, from confidences to acceptance
+    (calibration.py); none where it was never fitted.
     quantization: how the matrices are held, a name of blocks.KINDS.
     training: a record of how the head came to be, for people.
     """
@@ -73,6 +75,7 @@ class HeadConfig:
     positions: int = 1
     prompt_tokens: bool = False
     min_confidence: float = MIN_CONFIDENCE
+    calibration: tuple[tuple[float, float], ...] = ()
     quantization: str = INT8.name
     training: Mapping[str, object] = field(default_factory=dict)
 
@@ -163,6 +166,7 @@ class HeadConfig:
                 "draft_vocab_size": self.draft_vocab_size,
                 "draft_prompt_tokens": self.prompt_tokens,
                 "min_confidence": self.min_confidence,
+                "calibration": [list(pair) for pair in self.calibration],
                 "trained_steps": self.trained_steps,
                 "quantization": self.quantization,
                 "training": dict(self.training),
@@ -202,6 +206,7 @@ class HeadConfig:
             taps=block.layers("taps", lowest=0) if block.content.get("taps") else (),
             quantization=block.choice("quantization", KINDS),
             min_confidence=block.share("min_confidence", MIN_CONFIDENCE),
+            calibration=block.calibration("calibration"),
             prompt_tokens=block.flag("draft_prompt_tokens"),
             positions=block.optional("positions", 1, MAX_POSITIONS, 1),
             target=TargetId(*(str(target.get(name, str)) for name in TargetId.__annotations__)),
@@ -291,6 +296,13 @@ class _Fields:
             raise self._fail(name, "a positive number", value)
         return number
 
+    def calibration(self, name: str) -> tuple[tuple[float, float], ...]:
+        """Pairs of a temperature and a shift; none where it is not named."""
+        pairs = self.content.get(name, [])
+        if not isinstance(pairs, list) or not all(map(_is_calibration, pairs)):
+            raise self._fail(name, "pairs of a temperature above 0 and a shift", pairs)
+        return tuple((float(temperature), float(shift)) for temperature, shift in pairs)
+
     def layers(self, name: str, lowest: int) -> tuple[int, ...]:
         value = self.content.get(name)
         layers = value if isinstance(value, list) else []
@@ -298,3 +310,11 @@ class _Fields:
         if not good or any(type(layer) is not int or layer < lowest for layer in layers):
             raise self._fail(name, "a list of layer numbers", value)
         return tuple(layers)
+
+
+def _is_calibration(pair: object) -> bool:
+    """A temperature of 0.05 to 20 and a shift of at most 20 either way."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    numbers = all(type(value) in (int, float) for value in pair)
+    return numbers and 0.05 <= pair[0] <= 20.0 and abs(pair[1]) <= 20.0

@@ -23,7 +23,10 @@ def measure(
 ) -> list[dict[str, object]]:
     """Decode prompts with a head and plainly; see `compare`."""
     drafter = MtpDrafter(
-        package.build(session.backbone), recipe.max_draft, package.config.min_confidence
+        package.build(session.backbone),
+        recipe.max_draft,
+        package.config.min_confidence,
+        package.config.calibration,
     )
     return compare(session, drafter, rows, recipe, on_answer)
 

@@ -148,6 +148,8 @@ def train(
     if judge is not None and recipe.head.quantization == "auto":
         judges[INT4.short] = judge.as_blocks(INT4)
         config = in_faster_blocks(config, kept, judges[INT4.short](head))
+    if judge is not None:
+        config = judges[config.blocks.short].calibrate(head).applied(config)
     package = export(out, config, numpy_weights(head), inputs.vocabulary.token_ids)
     if judge is None:
         return Outcome(package, None)

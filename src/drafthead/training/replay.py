@@ -16,7 +16,7 @@ from drafthead.decoding.stats import count_pass
 from drafthead.training.batching import BatchMaker
 from drafthead.training.losses import CHUNK_ROWS
 from drafthead.training.modules import FrozenMtpHead
-from drafthead.types import DecodeStats
+from drafthead.types import DecodeStats, Draft
 
 
 def walk(matches_KA: NDArray[bool], stats: DecodeStats) -> None:  # type: ignore[type-var]
@@ -29,7 +29,7 @@ def walk(matches_KA: NDArray[bool], stats: DecodeStats) -> None:  # type: ignore
         while accepted < drafted and matches_KA[accepted, place]:
             accepted += 1
         committed = min(accepted + 1, anchors - place)
-        count_pass(stats, drafted, accepted, committed, 0)
+        count_pass(stats, Draft((0,) * drafted), accepted, committed)
         place += committed
 
 

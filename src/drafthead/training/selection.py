@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from drafthead.decoding.stats import accept_at, pool, tau
 from drafthead.drafters.base import Drafter
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.evaluation.calibration import Calibrated, calibrate, verified_drafts
 from drafthead.evaluation.cost import measure_cost
 from drafthead.evaluation.metrics import rounded
 from drafthead.evaluation.prompts import end_ids
@@ -85,18 +86,14 @@ def passes_by_rows(stats: DecodeStats) -> list[int]:
 
 
 class CountingDrafter(MtpDrafter):
-    """Counts draft steps: a draft that ended early has paid for the token it was not sure of.
-
-    One of several positions in one pass has paid for all.
-    """
+    """Counts draft steps: a draft that ended early has paid for the token it was not sure of."""
 
     steps = 0
 
     def propose(self, max_tokens: int) -> Draft:
         """Draft as always."""
         draft = super().propose(max_tokens)
-        paid = self.head.positions if self.head.positions > 1 else len(draft.tokens) + 1
-        self.steps += min(paid, max_tokens, self.max_draft_tokens)
+        self.steps += draft.made
         return draft
 
 
@@ -207,6 +204,16 @@ class Judge(Trials):
         package = HeadPackage(Path("trial"), self._config, tensors)
         built = package.build(self._session.backbone)
         return CountingDrafter(built, self._recipe.max_draft)
+
+    def calibrate(self, head: FrozenMtpHead) -> Calibrated:
+        """Fit the confidences to what the runtime accepts of the same prompts."""
+        drafter = self._drafter(head)
+        costs = self._costs(self._session.using(drafter))
+        prompts = [answer.prompt_tokens for answer in self._answers]
+        drafts = verified_drafts(
+            self._session, drafter.head, prompts, self._recipe.max_tokens, self._recipe.max_draft
+        )
+        return calibrate(drafts, costs.rows_ms, costs.step_ms)
 
     def as_blocks(self, kind: BlockKind) -> Judge:
         """The same trials of the weights in another form."""

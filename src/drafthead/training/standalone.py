@@ -60,7 +60,7 @@ class CountingStandalone(StandaloneDrafter):
     def propose(self, max_tokens: int) -> Draft:
         """Draft as always."""
         draft = super().propose(max_tokens)
-        self.steps += min(len(draft.tokens) + 1, max_tokens, self.max_draft_tokens)
+        self.steps += draft.made
         return draft
 
 

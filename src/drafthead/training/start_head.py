@@ -29,6 +29,7 @@ from drafthead.training.recipe import Recipe
 # What a training may change: these shape no tensor.
 OF_A_TRAINING = {
     "target", "training", "trained_steps", "min_confidence", "prompt_tokens", "quantization",
+    "calibration",
 }  # fmt: skip
 SHAPE = [field.name for field in fields(HeadConfig) if field.name not in OF_A_TRAINING]
 
