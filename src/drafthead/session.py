@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,16 @@ class Result:
 
 
 class Stream(Iterator[TokenEvent]):
-    """The events of one answer as they come; may be abandoned at any time.
+    """The events of one answer as they come; may be abandoned or closed at any time.
 
-    `finish_reason` is None until the answer has ended; `stats` counts what has been done so far.
-    `seed` is that of its random numbers, None where there are none.
+    `finish_reason` is None until the last event has come, and stays so where nothing but its user
+    ended the stream; `stats` counts what has been done so far. `seed` is that of its random
+    numbers, None where there are none. In a `with` statement it is closed at the end.
+
+    Raises:
+        RequestError: at an event, where the session went on with something else since the one
+            before, or is at work in another thread.
+        NumericsError: the backbone gave no finite logit.
     """
 
     def __init__(self, session: Session, request: Request, seed: int | None = None) -> None:
@@ -72,11 +79,14 @@ class Stream(Iterator[TokenEvent]):
         self._session = session
         self._request = request
         self._events = self._decode()
+        self._came = 0
+        self._closed = False
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended."""
-        return self._request.finish_reason
+        last = self._came == len(self._request.tokens) - len(self._request.prompt)
+        return self._request.finish_reason if last else None
 
     @property
     def stats(self) -> DecodeStats:
@@ -103,29 +113,49 @@ class Stream(Iterator[TokenEvent]):
         """The prompt's tokens with their log-probabilities, from the first event on."""
         return tuple(self._request.scored_prompt)
 
-    def __next__(self) -> TokenEvent:
-        return next(self._events)
+    def close(self) -> None:
+        """Let no more events come: at any time, from any thread, more than once.
 
-    def _decode(self) -> Iterator[TokenEvent]:
-        session, held, request = self._session, self._session.held, self._request
-        cache = held.lend(session.backbone, request, session.cells(request), session.context)
-        # A text that follows its drafts must not depend on how fast the machine is.
-        policy = AsDrafted() if request.chooser.follows_drafts else session.policy
-        for event in decode(request, session.backbone, cache, session.drafting, policy):
-            yield event
-            if held.request is not request:
+        What another thread is doing for the next event is finished first.
+        """
+        self._closed = True
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __next__(self) -> TokenEvent:
+        if self._closed or self.finish_reason is not None:
+            raise StopIteration
+        held = self._session.held
+        with held.turn:
+            if self._came and held.request is not self._request:
                 raise RequestError(
-                    "This stream ended when the session began another request; "
+                    "This stream ended when the session began another request or was restored; "
                     "finish one before the next, or load a second session."
                 )
+            event = next(self._events)
+            self._came += 1
+        return event
+
+    def _decode(self) -> Iterator[TokenEvent]:
+        session, request = self._session, self._request
+        cells = session.cells(request)
+        cache = session.held.lend(session.backbone, request, cells, session.context)
+        # A text that follows its drafts must not depend on how fast the machine is.
+        policy = AsDrafted() if request.chooser.follows_drafts else session.policy
+        yield from decode(request, session.backbone, cache, session.drafting, policy)
 
 
 class Session:
     """A loaded backbone with a drafter: `generate` and `stream`.
 
-    One answer at a time; a stream that was not finished ends where the next request begins. A
-    request starts from the longest prefix of its prompt that the one before has left in the cache
-    (`stats.cached_tokens`), which changes time and nothing else.
+    One answer at a time; a stream that was not finished ends where the next request begins, and
+    what another thread asks for while one is at work is refused. A request starts from the longest
+    prefix of its prompt that the one before has left in the cache (`stats.cached_tokens`), which
+    changes time and nothing else.
     """
 
     def __init__(
@@ -190,7 +220,8 @@ class Session:
 
     def forget(self) -> None:
         """Start the next request cold."""
-        self.held.forget()
+        with self.held.turn:
+            self.held.forget()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what the last request has left, tokens, keys and values, to a file.
@@ -199,9 +230,11 @@ class Session:
             RequestError: nothing has been answered yet.
             FileError: the file cannot be written; one that was there before stays.
         """
-        if self.held.cache is None or not self.held.cache.length or not self.held.tokens:
-            raise RequestError("There is nothing to save: answer a prompt first.")
-        write_snapshot(Path(path), self.backbone, self.held.cache, self.held.tokens)
+        held = self.held
+        with held.turn:
+            if held.cache is None or not held.cache.length or not held.tokens:
+                raise RequestError("There is nothing to save: answer a prompt first.")
+            write_snapshot(Path(path), self.backbone, held.cache, held.tokens)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Go on from a saved file: `tokens` are its tokens, and the next request starts from them.
@@ -211,7 +244,8 @@ class Session:
                 stays as it was.
             CapacityError: it holds more tokens than the context.
         """
-        self.held.take(*read_snapshot(Path(path), self.backbone, self.context))
+        with self.held.turn:
+            self.held.take(*read_snapshot(Path(path), self.backbone, self.context))
 
     def cells(self, request: Request) -> int:
         """How many cache cells a request is given: what it can need, within the context."""
@@ -245,16 +279,21 @@ class Session:
                 raise RequestError("A raw prompt is text alone, without messages or system text.")
             start = [self.tokenizer.bos_id] if self.tokenizer.add_bos else []
             return [token for token in start if token is not None] + self.tokenizer.encode(prompt)
+        if messages is not None and not isinstance(messages, Iterable):
+            raise RequestError("The messages must be a list of role and content.")
         talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
         if system is not None:
             talk = [{"role": "system", "content": system}, *talk]
         return encode_chat(self.tokenizer, self.template, talk)
 
     def check_ids(self, ids: Sequence[int]) -> list[int]:
-        """The ids as a list; RequestError where one is outside the vocabulary."""
+        """The ids as a list; RequestError where they have no order, or one is no token."""
+        if isinstance(ids, (bytes, Mapping)) or not hasattr(ids, "__getitem__"):
+            raise RequestError(f"Token ids must be a list, not {type(ids).__name__}.")
         size = self.backbone.spec.vocab_size
         for token in ids:
-            if not 0 <= token < size:
+            whole = isinstance(token, Integral) and not isinstance(token, bool)
+            if not whole or not 0 <= token < size:
                 raise RequestError(f"Token id {token} is outside the vocabulary of {size}.")
         return [int(token) for token in ids]
 
@@ -370,8 +409,9 @@ def load(  # noqa: PLR0913 - the front door: each is one choice
             or a number below 1.
     """
     for name, value in (("threads", threads), ("max_draft", max_draft), ("context", context)):
-        if value is not None and value < 1:
-            raise RequestError(f"{name} must be at least 1, got {value}.")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1):
+            raise RequestError(f"{name} must be a whole number of at least 1, got {value!r}.")
     check_name(drafter)
     check_policy(policy)
     path = resolve(backbone)

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from drafthead.common_start import common_start
 from drafthead.decoding.loop import Request, decode, prefill
 from drafthead.decoding.loops import LoopDetector
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.heads.config import HeadConfig
 from drafthead.types import Draft
-from tests import fakes
+from tests import every_drafter, fakes
 from tests.exactness.test_decode import doubles
 from tests.own_head import MODEL, own_head, own_model
 from tests.windowed import same_cells
@@ -144,6 +145,23 @@ def test_a_head_that_was_off_drafts_as_if_it_had_been_on(first):
         assert draft.confidences == expected[n].confidences[: len(draft.tokens)], n
 
 
+@pytest.mark.parametrize("name", ["standalone", "ngram"])
+def test_a_drafter_with_a_memory_of_its_own_reads_what_came_while_it_was_off(name):
+    """B6: after 50 tokens without a draft it drafts what one that was asked throughout drafts."""
+    throughout = Recorder(every_drafter.make(name), unheard=True)
+    answer = run(throughout, max_tokens=120)[0]
+    for unheard in (True, False):
+        recorder = Recorder(every_drafter.make(name), off=range(40, 90), unheard=unheard)
+        tokens, request, _ = run(recorder, max_tokens=120)
+        assert tokens == answer
+        assert (request.stats.accepted > 0) != unheard
+        after = {n: draft.tokens for n, draft in recorder.drafts.items() if n >= 90}
+        assert min(after) == 90 and sum(map(len, after.values())) > 10
+        for n, draft in after.items():
+            expected = throughout.drafts[n].tokens
+            assert common_start(draft, expected) == min(len(draft), len(expected)), n
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_drafter_is_exact_on_cells_of_either_type(dtype):
     """B13, B14: ids and cells are those of plain on the same type, and no run falls into a loop."""
@@ -183,3 +201,24 @@ def test_a_head_has_no_context_of_its_own():
         assert 0 < request.stats.accepted < request.stats.drafted
         assert all(draft.tokens == drafts[n].tokens[: len(draft.tokens)]
                    for n, draft in recorder.drafts.items())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mtp", "standalone", "ngram", "jacobi"])
+def test_what_is_drafted_does_not_depend_on_how_tokens_are_chosen(name):
+    """D9: behind the same tokens the same draft, whatever temperature and shape brought them."""
+    tokens = every_drafter.session().generate(PROMPT, max_tokens=40).tokens
+    drafts = []
+    for options in ({}, {"temperature": 2, "seed": 1}, {"presence_penalty": 0.1, "logprobs": 3}):
+        recorder = Recorder(every_drafter.make(name), unheard=True)
+        # The bias leaves no choice but the answer's own token, so that all texts are the same.
+        talk = every_drafter.session(recorder)
+        found = []
+        for place, token in enumerate(tokens[:12]):
+            prompt = [*PROMPT, *tokens[:place]]
+            asked = {**options, "logit_bias": {token: 100}, "max_tokens": 3}
+            found.append(talk.generate(prompt, **asked).tokens[0])
+            drafts.append((place, recorder.drafts.get(len(prompt) + 1)))
+        assert found == list(tokens[:12])
+    by_place = [[draft for at, draft in drafts if at == place] for place in range(12)]
+    assert all(draft is not None and draft == same[0] for same in by_place for draft in same)
+    assert any(draft.tokens for same in by_place for draft in same)

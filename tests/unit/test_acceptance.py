@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drafthead.common_start import common_start
 from drafthead.decoding.acceptance import longest_match, usable_prefix
 from drafthead.types import Draft
 
@@ -21,6 +22,14 @@ def test_longest_match_is_the_common_prefix(draft, noise):
     assert 0 <= accepted <= len(draft)
     assert draft[:accepted] == target[:accepted]
     assert accepted == len(draft) or draft[accepted] != target[accepted]
+
+
+@given(one=tokens, other=tokens)
+def test_a_common_start_is_the_longest_one_and_the_same_from_either_side(one, other):
+    size = common_start(one, other)
+    assert size == common_start(other, one)
+    assert one[:size] == other[:size]
+    assert one[size : size + 1] != other[size : size + 1] or size == len(one) == len(other)
 
 
 def test_nothing_drafted_accepts_nothing():

@@ -27,8 +27,8 @@ REFUSED = [
     ("frequency_penalty", [-3, 2.5, math.nan]),
     ("presence_penalty", [-3, 2.5, math.nan]),
     ("logit_bias", [[5], {-1: 1}, {1.5: 1}, {"a": 1}, {3: math.nan}, {3: 101}, {3: None}]),
-    ("stop", [[""], "", [3], ["a", ""]]),
-    ("stop_ids", [[-1], ["a"], [1.5]]),
+    ("stop", [[""], "", [3], ["a", ""], 5, None, b"a", (text for text in ["a"])]),
+    ("stop_ids", [[-1], ["a"], [1.5], 5, None, (token for token in [3])]),
     ("logprobs", [-1, 1.5, 1001, True]),
 ]
 
@@ -50,7 +50,8 @@ def test_nonsense_is_refused_by_name(name, values):
         {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1},
         {"temperature": np.float32(0.7), "seed": np.int64(3), "top_k": np.int32(4)},
         {"temperature": 1e-6, "seed": 2**64 - 1},
-        {"stop": "one", "stop_ids": [256], "logit_bias": {3: -100, 4: 100}},
+        {"stop": ("one", "two"), "stop_ids": {256}},
+        {"stop": "one", "stop_ids": np.array([256]), "logit_bias": {3: -100, 4: 100}},
         {"logprobs": 0, "prompt_logprobs": True},
     ],
 )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from drafthead.common_start import common_start
 from drafthead.types import Draft
 
 
@@ -29,10 +30,7 @@ def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32]) -> int
         The accepted count a, 0..G. `target_tokens[a]` is the next token: the correction where
         a < G, the bonus where a == G.
     """
-    accepted = 0
-    while accepted < len(draft) and draft[accepted] == target_tokens[accepted]:
-        accepted += 1
-    return accepted
+    return common_start(draft, target_tokens)
 
 
 def keeps(target: float, drafted: float, number: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Literal
 
 from drafthead.decoding.loops import LoopDetector
@@ -18,11 +19,12 @@ def token_limit(prompt_tokens: int, max_tokens: int, capacity: int) -> int:
     C - P + 1 more.
 
     Raises:
-        RequestError: empty prompt, or max_tokens below 1.
+        RequestError: empty prompt, or max_tokens below 1 or no whole number.
         CapacityError: the prompt alone does not fit.
     """
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens must be at least 1, got {max_tokens}.")
+    whole = isinstance(max_tokens, Integral) and not isinstance(max_tokens, bool)
+    if not whole or max_tokens < 1:
+        raise RequestError(f"max_tokens must be a whole number from 1, not {max_tokens!r}.")
     if prompt_tokens < 1:
         raise RequestError("The prompt is empty: at least one token is needed to answer.")
     if prompt_tokens > capacity:

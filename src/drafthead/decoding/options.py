@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -68,8 +68,8 @@ class DecodeOptions:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop: str | Sequence[str] = ()
-    stop_ids: Sequence[int] = ()
+    stop: str | Collection[str] = ()
+    stop_ids: Collection[int] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
 
@@ -83,8 +83,13 @@ class DecodeOptions:
                 _check_whole(name, getattr(self, name), least, most)
         if self.accept not in get_args(Accept):
             raise RequestError(f"accept must be exact or rejection, not {self.accept!r}.")
-        if not all(isinstance(text, str) and text for text in self.stops):
+        # A generator would be used up by the check, and stop nothing.
+        if not isinstance(self.stop, Collection) or not all(
+            isinstance(text, str) and text for text in self.stops
+        ):
             raise RequestError(f"stop must be texts of at least one character, not {self.stop!r}.")
+        if not isinstance(self.stop_ids, Collection):
+            raise RequestError(f"stop_ids must be a list of token ids, not {self.stop_ids!r}.")
         for token in self.stop_ids:
             _check_whole("a token id of stop_ids", token, 0, LARGEST_ID)
         if not isinstance(self.logit_bias, Mapping):

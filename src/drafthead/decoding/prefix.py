@@ -7,22 +7,45 @@ request that starts from them gives what a cold one gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from threading import get_ident
 
 from drafthead.backbone.cells import copy_cells, reachable
 from drafthead.backbone.handle import Backbone, KvCache
+from drafthead.common_start import common_start
 from drafthead.decoding.loop import Request
+from drafthead.errors import RequestError
+
+
+class Turn:
+    """The right to work with a cache: one thread has it at a time, and others are refused.
+
+    What an interrupt leaves behind is that its thread has the turn, and it may take it again.
+    """
+
+    def __init__(self) -> None:
+        self._holder: dict[str, int] = {}
+
+    def __enter__(self) -> None:
+        me = get_ident()
+        if self._holder.setdefault("thread", me) != me:  # one step, which no thread can part
+            raise RequestError(
+                "The session is at work in another thread: wait for that, or load a second session."
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.clear()
 
 
 class PrefixCache:
     """The one cache of a session, and the tokens whose keys and values it holds.
 
     It grows by doubling up to the context, and is kept between requests. `request` has it now:
-    those before must not go on.
+    those before must not go on. Whoever works with it takes its `turn`. Its cells are those of
+    `tokens`, as far as both reach, whatever interrupts it and where.
     """
 
     def __init__(self) -> None:
+        self.turn = Turn()
         self.cache: KvCache | None = None
         self.request: Request | None = None
         self.tokens: Sequence[int] = []  # those of the request, which appends while it runs
@@ -46,12 +69,15 @@ class PrefixCache:
         if self.cache is None or self.cache.capacity < cells:
             self._grow(backbone, cells, most, request.cached_tokens)
         assert self.cache is not None
+        self.cache.rollback(request.cached_tokens)
         self.request, self.tokens = request, request.tokens
         return self.cache
 
     def take(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Go on from another cache, which holds these tokens up to its length."""
-        self.cache, self.request, self.tokens = cache, None, tokens
+        self.forget()
+        self.cache, self.request = cache, None
+        self.tokens = tokens
 
     def forget(self) -> None:
         """Start the next request cold; the cache stays."""
@@ -64,9 +90,7 @@ class PrefixCache:
         """
         if self.cache is None:
             return 0
-        most = max(0, min(len(self.tokens), self.cache.length, len(prompt) - 1))
-        differ = np.flatnonzero(np.asarray(self.tokens[:most]) != np.asarray(prompt[:most]))
-        common = int(differ[0]) if differ.size else most
+        common = common_start(self.tokens[: self.cache.length], prompt[:-1])
         return reachable(self.cache, common)
 
     def _grow(self, backbone: Backbone, cells: int, most: int, kept: int) -> None:

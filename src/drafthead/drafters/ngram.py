@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafthead._native import KvCache
+from drafthead.common_start import common_start
 from drafthead.drafters.automaton import SuffixAutomaton
 from drafthead.drafters.base import Floors
 from drafthead.types import Draft
@@ -115,10 +116,8 @@ class NgramDrafter:
 
         It counts what was proposed, also where another draft was verified in its place.
         """
-        drafted, right = self._draft.tokens, 0
-        compared = min(len(drafted), len(tokens))
-        while right < compared and drafted[right] == tokens[right]:
-            right += 1
+        compared = min(len(self._draft.tokens), len(tokens))
+        right = common_start(self._draft.tokens, tokens)
         self.shares.count(self._length, min(right + 1, compared), right)
         self._draft = Draft()
         self._automaton.extend(tokens)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from drafthead.backbone.handle import Backbone, KvCache, Segment
 from drafthead.backbone.registry import resolve
+from drafthead.common_start import common_start
 from drafthead.drafters.base import Floors
 from drafthead.errors import RequestError
 from drafthead.gguf.file import quoted
@@ -149,9 +150,7 @@ class StandaloneDrafter:
         """
         if self.reason is not None or self._cache is None:
             return
-        most, right = min(len(tokens) - 1, len(self._drafted)), 0
-        while right < most and tokens[right] == self._drafted[right]:
-            right += 1
+        right = common_start(tokens[:-1], self._drafted)
         self._cache.rollback(min(self._cache.length, len(self._tokens) + right))
         self._tokens += tokens
         self._drafted = []

@@ -23,32 +23,36 @@ class TimeCurve:
         self._paces: deque[float] = deque(maxlen=KEPT)
         self._ratios: dict[int, deque[float]] = {}
         self._pace_ms = 0.0
-        self._sizes: list[int] = []
-        self._shape: list[float] = []
+        self._curve: tuple[list[int], list[float]] = [], []  # sizes and shape
 
     def add(self, size: int, ms: float) -> None:
-        """Take one time. That of a new size tells nothing of the pace, but for the very first."""
+        """Take one time. That of a new size tells nothing of the pace, but for the very first.
+
+        Wherever Ctrl-C falls, what is kept is sound.
+        """
         known = self.ms(size) / self._pace_ms if size in self._ratios else 0.0
-        if known or not self._paces:
+        if known or not self._pace_ms:
             self._paces.append(ms / (known or 1.0))
             self._pace_ms = median(self._paces)
         if self._pace_ms:
-            self._ratios.setdefault(size, deque(maxlen=KEPT)).append(ms / self._pace_ms)
-            self._sizes = sorted(self._ratios)
-            self._shape = rising(
-                [(median(self._ratios[at]), len(self._ratios[at])) for at in self._sizes]
-            )
+            ratios = self._ratios.get(size, deque(maxlen=KEPT))
+            ratios.append(ms / self._pace_ms)
+            self._ratios[size] = ratios
+            seen = sorted(self._ratios.items())
+            shape = rising([(median(ratios), len(ratios)) for _, ratios in seen])
+            self._curve = [size for size, _ in seen], shape
 
     def ms(self, size: int) -> float:
         """The time of a size; 0 where nothing has been measured."""
-        if len(self._sizes) < 2 or size <= self._sizes[0]:
-            return self._pace_ms * self._shape[0] if self._sizes else 0.0
-        right = min(bisect_left(self._sizes, size), len(self._sizes) - 1)
+        sizes, shape = self._curve
+        if len(sizes) < 2 or size <= sizes[0]:
+            return self._pace_ms * shape[0] if sizes else 0.0
+        right = min(bisect_left(sizes, size), len(sizes) - 1)
         # Past the largest size the mean rise goes on: the last step alone is often noise.
-        left = right - 1 if size <= self._sizes[right] else 0
-        rise = self._shape[right] - self._shape[left]
-        share = (size - self._sizes[left]) / (self._sizes[right] - self._sizes[left])
-        return self._pace_ms * (self._shape[left] + rise * share)
+        left = right - 1 if size <= sizes[right] else 0
+        rise = shape[right] - shape[left]
+        share = (size - sizes[left]) / (sizes[right] - sizes[left])
+        return self._pace_ms * (shape[left] + rise * share)
 
 
 def rising(points: list[tuple[float, int]]) -> list[float]:

@@ -7,10 +7,10 @@ leave the one without: nothing is asserted of it, and how far the two agree is r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from time import perf_counter, process_time, sleep
 from typing import Any
 
+from drafthead.common_start import common_start
 from drafthead.decoding.acceptance import longest_match
 from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.decoding.stats import count_pass
@@ -152,11 +152,5 @@ def agreement(drafted: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, i
         "answers": len(pairs),
         "same_answers": sum(a == b for a, b in pairs),
         "tokens": sum(len(b) for _, b in pairs),
-        "same_tokens": sum(same_tokens(*pair) for pair in pairs),
+        "same_tokens": sum(common_start(*pair) for pair in pairs),
     }
-
-
-def same_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens stand before the first other one."""
-    pairs = zip(ours, theirs)  # noqa: B905
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
