@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from drafthead.backbone.registry import resolve
 from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.decoding.choosing import make_chooser
 from drafthead.decoding.constraints import FinishReason, token_limit
+from drafthead.decoding.grammar import GrammarGuide, GrammarMaker
 from drafthead.decoding.loop import Request, decode
 from drafthead.decoding.options import DecodeOptions
 from drafthead.decoding.policy import Adaptive, AsDrafted, Policy
 from drafthead.decoding.prefix import PrefixCache
 from drafthead.decoding.stops import StopText
 from drafthead.drafters.base import Drafter, NoDrafter
+from drafthead.drafters.forced import ForcedDrafter
 from drafthead.drafting import (
     PLAIN_WANTED,
     Asked,
@@ -32,6 +35,7 @@ from drafthead.drafting import (
 from drafthead.errors import RequestError
 from drafthead.heads.package import HeadPackage
 from drafthead.text.decoder import StreamDecoder
+from drafthead.text.grammar_words import GrammarWords
 from drafthead.text.template import ChatTemplate, encode_chat
 from drafthead.text.tokenizer import Tokenizer
 from drafthead.types import DecodeStats, ScoredToken, TokenEvent
@@ -74,8 +78,16 @@ class Stream(Iterator[TokenEvent]):
         NumericsError: the backbone gave no finite logit.
     """
 
-    def __init__(self, session: Session, request: Request, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        request: Request,
+        seed: int | None = None,
+        guide: GrammarGuide | None = None,
+    ) -> None:
+        """guide: of the grammar that the answer follows, if any."""
         self.seed = seed
+        self._guide = guide
         self._session = session
         self._request = request
         self._events = self._decode()
@@ -144,9 +156,14 @@ class Stream(Iterator[TokenEvent]):
         session, request = self._session, self._request
         cells = session.cells(request)
         cache = session.held.lend(session.backbone, request, cells, session.context)
-        # A text that follows its drafts must not depend on how fast the machine is.
-        policy = AsDrafted() if request.chooser.follows_drafts else session.policy
-        yield from decode(request, session.backbone, cache, session.drafting, policy)
+        drafting, policy = session.drafting, session.policy
+        if self._guide is not None:
+            drafting = ForcedDrafter(drafting, self._guide)
+        # A text that follows its drafts must not depend on how fast the machine is, and what a
+        # grammar forces is worth drafting whatever the drafter gains.
+        if request.chooser.follows_drafts or self._guide is not None:
+            policy = AsDrafted()
+        yield from decode(request, session.backbone, cache, drafting, policy)
 
 
 class Session:
@@ -179,6 +196,7 @@ class Session:
         self.maker = maker or DrafterMaker(backbone)
         self.policy: Policy = AsDrafted()
         self.held = PrefixCache()
+        self.grammars = GrammarMaker(partial(GrammarWords, tokenizer))
 
     def using(self, drafting: Drafter, policy: Policy | None = None) -> Session:
         """A session with another drafter on the same backbone and the same cache.
@@ -205,7 +223,7 @@ class Session:
             self.maker,
         )  # fmt: skip
         other.policy = policy
-        other.held = self.held
+        other.held, other.grammars = self.held, self.grammars
         return other
 
     @property
@@ -319,7 +337,7 @@ class Session:
             ignore_eos: go on after end-of-sequence tokens.
             cut_loops: end where the last 8 tokens have occurred before in the answer.
             **options: how tokens are chosen, where the text stops and what is told about it: the
-                fields of `decoding.options.DecodeOptions`, such as temperature, seed and stop.
+                fields of `decoding.options.DecodeOptions`, such as temperature, stop and regex.
 
         Raises:
             RequestError: nothing to answer, max_tokens below 1, or an option that is unknown or
@@ -349,12 +367,16 @@ class Session:
         options = (options or DecodeOptions()).seeded()
         more = self.check_ids([*options.stop_ids, *options.logit_bias])[: len(options.stop_ids)]
         text = StopText(StreamDecoder(self.tokenizer, continues), options.stops)
-        chooser = make_chooser(options, ids, self.backbone.spec.vocab_size)
+        stop_ids = stop_ids.union(more)
+        rule, guide = None, None
+        if options.structure is not None:
+            rule, guide = self.grammars.make(options.structure, stop_ids, continues)
+        chooser = make_chooser(options, ids, self.backbone.spec.vocab_size, rule)
         request = Request(
-            ids, max_tokens, text, stop_ids.union(more), cut_loops, chooser, options.logprobs,
+            ids, max_tokens, text, stop_ids, cut_loops, chooser, options.logprobs,
             options.prompt_logprobs,
         )  # fmt: skip
-        return Stream(self, request, options.seed if options.draws else None)
+        return Stream(self, request, options.seed if options.draws else None, guide)
 
     def generate(
         self,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from drafthead import session as session_module
 from drafthead.backbone.handle import Backbone
 from drafthead.drafters.jacobi import JacobiDrafter
 from drafthead.drafters.mtp import MtpDrafter
@@ -44,6 +45,10 @@ FACTORS = {
         {"logit_bias": {65: 100, 66: 99.5}}, {"logit_bias": {65: -100}, "presence_penalty": 1.5},
     ],
     "tell": [{}, {"logprobs": 0}, {"logprobs": 4}, {"logprobs": 2, "prompt_logprobs": True}],
+    "structure": [
+        {}, {"regex": "([a-h ]{7}(xyz|\u00e9))+"},
+        {"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 3}},
+    ],
     "end": ["limit", "stop text", "stop texts", "stop id", "end of sequence", "ignored", "loop"],
     "tokens": [1, 2, 40, 150],
 }  # fmt: skip
@@ -84,6 +89,15 @@ def everything_said(result: Result):
     prompt = [told(scored) for scored in result.prompt_logprobs]
     assert joined == result.text
     return result.tokens, result.text, result.finish_reason, events, prompt
+
+
+def undrafted(plain: Session, prompt, **options) -> Result:
+    """An answer without any draft: not even what a grammar forces is drafted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "ForcedDrafter", lambda inner, guide: inner)
+        result = plain.with_drafter("none").generate(prompt, **options)
+    assert result.stats.drafted == 0
+    return result
 
 
 def ending(how, plain: Session, prompt, options):
@@ -136,6 +150,7 @@ def compare(case, models, seed):
     rng = np.random.default_rng(seed)
     prompt = [int(token) for token in rng.integers(0, 256, case["prompt"])]
     options = {"temperature": case["temperature"], "seed": seed, **case["narrow"], **case["shape"]}
+    options |= case["structure"]
     plain = session(model.backbone)
     plain.tokenizer.eos_ids = frozenset()
     end = ending(case["end"], plain, prompt, options)
@@ -143,7 +158,7 @@ def compare(case, models, seed):
     options |= {**case["tell"], **end, "max_tokens": case["tokens"]}
     plain = session(model.backbone)
     plain.tokenizer.eos_ids = eos_ids
-    expected = plain.generate(prompt, **options)
+    expected = undrafted(plain, prompt, **options)
     drafted = session(model.backbone, drafter_of(case["drafter"], model, expected.tokens, prompt))
     used(case["cache"], drafted, prompt)
     drafted.tokenizer.eos_ids = eos_ids
@@ -163,11 +178,11 @@ def test_every_pair_of_features_answers_as_plain(models):
             tokens += len(expected.tokens)
             accepted += found.stats.accepted
             rejected += found.stats.drafted - found.stats.accepted
-            reasons.add((case["end"], found.finish_reason))
+            reasons.add((case["end"], found.finish_reason, bool(case["structure"])))
     print(f"{ROUNDS * len(CASES)} cases, {tokens} tokens, {accepted} accepted, {rejected} rejected")
     assert accepted > tokens / 10
     assert rejected > tokens / 10
-    stops = {end for end, reason in reasons if reason == "stop"}
+    stops = {end for end, reason, structured in reasons if reason == "stop" and not structured}
     assert stops == {"stop text", "stop texts", "stop id", "end of sequence"}
 
 

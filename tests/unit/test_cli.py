@@ -112,6 +112,10 @@ def test_the_last_line_says_which_drafter_is_active_or_why_not():
         ["generate", "--stop", "", "hi"],
         ["generate", "--stop-id", "-1", "hi"],
         ["generate", "--accept", "always", "hi"],
+        ["generate", "--regex", "a", "--json-schema", "{}", "hi"],
+        ["generate", "--json-schema", "{", "hi"],
+        ["generate", "--json-schema", "/no/such/file", "hi"],
+        ["generate", "--grammar", "/no/such/file", "hi"],
         ["generate", "--max-tokens", "many"],
         ["generate", "--max-tokens", "0"],
         ["generate", "hi", "there"],
@@ -152,6 +156,23 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_flag(capsys):
 def test_log_probabilities_without_json_are_refused(capsys):
     assert main.main(["generate", "hi", "--logprobs", "2"]) == 1
     assert "part of --json" in capsys.readouterr().err
+
+
+def test_structured_answers_are_asked_for_by_file_or_text(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("llguidance")
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"const": "é"}', "utf-8")
+    grammar.write_text('start: "no" | "nope"', "utf-8")
+    monkeypatch.setattr("drafthead.session.load", lambda *a, **k: fakes.session(answer="nope"))
+    for words, text in (
+        (["--json-schema", str(schema)], '"é"'),
+        (["--json-schema", ' {"const": 12}'], "12"),
+        (["--regex", "n.p"], "nop"),
+        (["--grammar", str(grammar)], "nope"),
+    ):
+        assert main.main(["generate", "hi", "--json", *words]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["text"], report["finish_reason"]) == (text, "stop")
 
 
 def failing_command(monkeypatch, error):

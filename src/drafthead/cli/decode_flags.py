@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.decoding.options import DecodeOptions
@@ -36,6 +37,25 @@ _NUMBERS: tuple[tuple[str, Callable[[str], Any], str], ...] = (
 _ONLY_DRAWN = ("top_k", "top_p", "min_p", "typical_p", "seed", "accept")
 
 
+def _file_text(word: str) -> str:
+    try:
+        return Path(word).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{word} cannot be read as text: {why}") from None
+
+
+def _schema_text(word: str) -> str:
+    return word if word.lstrip().startswith("{") else _file_text(word)
+
+
+_STRUCTURES: tuple[tuple[str, str, Callable[[str], str], str], ...] = (
+    ("json_schema", "FILE|TEXT", _schema_text, "answer in JSON of this schema, {...} or its file"),
+    ("regex", "TEXT", str, "answer with a text that this regular expression matches as a whole"),
+    ("grammar", "FILE", _file_text, "answer with a text of this Lark grammar"),
+)
+
+
 def add_decode_flags(parser: argparse.ArgumentParser) -> None:
     """Add all of them."""
     for name, read, what in _NUMBERS:
@@ -60,6 +80,11 @@ def add_decode_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-logprobs", action="store_true", help="with --json: of the prompt's tokens too"
     )
+    structure = parser.add_mutually_exclusive_group()
+    for name, metavar, read_word, what in _STRUCTURES:
+        structure.add_argument(
+            _flag(name), type=_checked(name, read_word), metavar=metavar, help=what
+        )
 
 
 def decode_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -70,7 +95,8 @@ def decode_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     if (args.logprobs is not None or args.prompt_logprobs) and not args.json:
         raise RequestError("--logprobs and --prompt-logprobs are part of --json: give it too.")
-    options = {name: getattr(args, name) for name, _, _ in _NUMBERS}
+    named = [name for name, _, _ in _NUMBERS] + [name for name, _, _, _ in _STRUCTURES]
+    options = {name: getattr(args, name) for name in named}
     return options | {
         "accept": args.accept,
         "logit_bias": dict(args.logit_bias or ()),

@@ -15,7 +15,7 @@ from drafthead.common_start import common_start
 from drafthead.types import Draft
 
 
-def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32]) -> int:
+def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32] | Sequence[int]) -> int:
     """How many drafted tokens the target would have chosen itself, before the first other one.
 
     The greedy case of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1 with
@@ -24,11 +24,12 @@ def longest_match(draft: Sequence[int], target_tokens: NDArray[np.int32]) -> int
 
     Args:
         draft: G proposed tokens, G may be 0.
-        target_tokens: the target's choices, shape (G + 1,); the last follows the whole draft.
+        target_tokens: the target's choices, shape (G + 1,); the last follows the whole draft. Fewer
+            where it chose no more.
 
     Returns:
-        The accepted count a, 0..G. `target_tokens[a]` is the next token: the correction where
-        a < G, the bonus where a == G.
+        The accepted count a, 0..G. `target_tokens[a]`, where it is there, is the next token: the
+        correction where a < G, the bonus where a == G.
     """
     return common_start(draft, target_tokens)
 

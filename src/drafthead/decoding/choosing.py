@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from drafthead.backbone.handle import Pass
 from drafthead.decoding.acceptance import keeps, longest_match, residual
 from drafthead.decoding.candidates import Candidates
+from drafthead.decoding.grammar import GrammarRule
 from drafthead.decoding.options import DecodeOptions
 from drafthead.decoding.sampling import Sampler
 from drafthead.decoding.shaping import Rule, make_rules
@@ -29,6 +30,7 @@ class Chooser(Protocol):
 
     needs_logits: the rows' logits are read; else their greedy tokens alone.
     follows_drafts: which text comes depends on the drafts, though not its distribution.
+    ended: nothing may follow the last token that was chosen.
     """
 
     @property
@@ -39,8 +41,15 @@ class Chooser(Protocol):
     def follows_drafts(self) -> bool:
         """See above."""
 
+    @property
+    def ended(self) -> bool:
+        """See above."""
+
     def choose(self, draft: Draft, given: Pass) -> list[int]:
-        """The accepted tokens of the draft and the next one; the rows follow the draft."""
+        """The accepted tokens of the draft and the next one; the rows follow the draft.
+
+        There is no next one where the answer has ended with an accepted token.
+        """
 
 
 class GreedyChooser:
@@ -48,6 +57,7 @@ class GreedyChooser:
 
     needs_logits = False
     follows_drafts = False
+    ended = False
 
     def choose(self, draft: Draft, given: Pass) -> list[int]:
         """The longest matching prefix, and the correction or bonus."""
@@ -65,17 +75,30 @@ class LogitChooser:
     needs_logits = True
     follows_drafts = False
 
-    def __init__(self, sampler: Sampler, rules: Sequence[Rule], position: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        rules: Sequence[Rule],
+        position: int,
+        grammar: GrammarRule | None = None,
+    ) -> None:
         """Start an answer.
 
         Args:
             sampler: draws the tokens.
             rules: of this answer alone, since they remember.
             position: of the answer's first token, which is the prompt's length.
+            grammar: a rule of this answer that applies last, and may end it.
         """
         self._sampler = sampler
-        self._rules = rules
+        self._rules = [*rules, grammar] if grammar else rules
         self._position = position
+        self._grammar = grammar
+
+    @property
+    def ended(self) -> bool:
+        """A grammar allows no token more."""
+        return self._grammar is not None and self._grammar.finished
 
     def choose(self, draft: Draft, given: Pass) -> list[int]:
         """Row after row until a token is not the drafted one."""
@@ -90,7 +113,7 @@ class LogitChooser:
                 rule.push(token)
             self._position += 1
             chosen.append(token)
-            if row == len(draft.tokens) or token != draft.tokens[row]:
+            if self.ended or row == len(draft.tokens) or token != draft.tokens[row]:
                 break
         return chosen
 
@@ -109,9 +132,16 @@ class RejectingChooser(LogitChooser):
 
     follows_drafts = True
 
-    def __init__(self, sampler: Sampler, rules: Sequence[Rule], position: int, seed: int) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        rules: Sequence[Rule],
+        position: int,
+        seed: int,
+        grammar: GrammarRule | None = None,
+    ) -> None:
         """seed: of the numbers that decide on acceptance; else as above."""
-        super().__init__(sampler, rules, position)
+        super().__init__(sampler, rules, position, grammar)
         self._seed = seed
 
     def _choose_one(
@@ -133,12 +163,17 @@ class RejectingChooser(LogitChooser):
         return self._sampler.draw(Candidates(ids_N[some], np.log(left_N[some])), position)
 
 
-def make_chooser(options: DecodeOptions, prompt: Sequence[int], vocab_size: int) -> Chooser:
+def make_chooser(
+    options: DecodeOptions,
+    prompt: Sequence[int],
+    vocab_size: int,
+    grammar: GrammarRule | None = None,
+) -> Chooser:
     """The chooser of one answer; options with a seed, where tokens are drawn."""
     rules = make_rules(options, prompt, vocab_size)
-    if not options.draws and not rules:
+    if not options.draws and not rules and not grammar:
         return GreedyChooser()
     sampler = Sampler(options)
     if options.draws and options.accept == "rejection":
-        return RejectingChooser(sampler, rules, len(prompt), options.seed or 0)
-    return LogitChooser(sampler, rules, len(prompt))
+        return RejectingChooser(sampler, rules, len(prompt), options.seed or 0, grammar)
+    return LogitChooser(sampler, rules, len(prompt), grammar)

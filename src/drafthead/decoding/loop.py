@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Protocol
 
 from drafthead.backbone.handle import Backbone, KvCache, Pass, Segment, Want
-from drafthead.decoding.acceptance import usable_prefix
+from drafthead.decoding.acceptance import longest_match, usable_prefix
 from drafthead.decoding.choosing import Chooser, GreedyChooser
 from drafthead.decoding.constraints import EndRule, FinishReason, token_limit
 from drafthead.decoding.policy import AsDrafted, Policy
@@ -108,8 +108,8 @@ def decode(
         if isinstance(drafter, Watcher):
             drafter.watch(verified.tokens)
         committed = request.chooser.choose(draft, verified)
-        accepted = len(committed) - 1
-        events = commit(request, end, committed, verified, stats.passes + 1)
+        accepted = longest_match(draft.tokens, committed)
+        events = commit(request, end, committed, verified, accepted, stats.passes + 1)
         # In this order: whatever interrupts it, the cells below len(tokens) are those of tokens.
         cache.rollback(len(tokens) - 1 + len(events))
         tokens += [event.token for event in events]
@@ -163,23 +163,29 @@ def propose(policy: Policy, drafter: Drafter, room: int, vocab_size: int) -> tup
 
 
 def commit(
-    request: Request, end: EndRule, tokens: Sequence[int], given: Pass, pass_index: int = 0
+    request: Request,
+    end: EndRule,
+    tokens: Sequence[int],
+    given: Pass,
+    accepted: int = 0,
+    pass_index: int = 0,
 ) -> list[TokenEvent]:
     """Turn the tokens of one pass into events, up to the one that ends the answer; set the reason.
 
     The token that ends an answer is one of its tokens; an end id is no part of the text, and of a
-    token that completes a stop text neither the stop is nor what follows it. "stop" goes before
-    other reasons that apply to the same token.
+    token that completes a stop text neither the stop is nor what follows it. Where a grammar allows
+    nothing more the answer ends too. "stop" goes before other reasons for the same token.
     """
     events = []
     for index, token in enumerate(tokens):
         piece = "" if token in request.stop_ids else request.text.push(token)
         reason = end.push(token)
+        if request.chooser.ended and index == len(tokens) - 1:
+            reason = "stop"
         if reason is not None:
             piece += request.text.flush()
         request.finish_reason = "stop" if request.text.stopped else reason
-        drafted = index < len(tokens) - 1
-        event = TokenEvent(token, piece, drafted, pass_index)
+        event = TokenEvent(token, piece, index < accepted, pass_index)
         if request.logprobs is not None and given.logits is not None:
             scored = score(given.logits[index], token, request.logprobs)
             event = replace(event, logprob=scored.logprob, top=scored.top)

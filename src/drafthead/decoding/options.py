@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from drafthead.errors import RequestError
 
 Accept = Literal["exact", "rejection"]
+StructureKind = Literal["json_schema", "regex", "grammar"]
 
 # Of each number its limits, and whether the lower one is allowed itself.
 _LIMITS: dict[str, tuple[float, float, bool]] = {
@@ -28,6 +30,13 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "seed": (0, 2**64 - 1),
     "logprobs": (0, 1000),
 }
+
+
+class Structure(NamedTuple):
+    """Which texts an answer may be: all those of a JSON schema, a regular expression, a grammar."""
+
+    kind: StructureKind
+    text: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class DecodeOptions:
     stop_ids: tokens that end the answer like an end-of-sequence token.
     logprobs: give log-probabilities, with this many of the likeliest tokens of each place.
     prompt_logprobs: give those of the prompt's tokens too.
+    json_schema: the answer is JSON of this schema, given as a mapping or as JSON text; {} is any.
+    regex: the whole answer matches this regular expression.
+    grammar: the answer is a text of this grammar, in llguidance's variant of Lark.
 
     Raises:
         RequestError: a value that makes no sense, by its name.
@@ -72,6 +84,9 @@ class DecodeOptions:
     stop_ids: Collection[int] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if self.temperature != 0 or isinstance(self.temperature, bool):
@@ -97,6 +112,7 @@ class DecodeOptions:
         for token, bias in self.logit_bias.items():
             _check_whole("a token id of logit_bias", token, 0, LARGEST_ID)
             _check_number(f"logit_bias of {token}", bias, -100, 100)
+        _ = self.structure
 
     @classmethod
     def of(cls, named: Mapping[str, Any]) -> DecodeOptions:
@@ -111,6 +127,23 @@ class DecodeOptions:
     def stops(self) -> tuple[str, ...]:
         """The stop texts, where one alone was given too."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def structure(self) -> Structure | None:
+        """Which texts the answer may be; None where any.
+
+        Raises:
+            RequestError: more than one is given, or one that is no text or no JSON.
+        """
+        given = [kind for kind in get_args(StructureKind) if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise RequestError(f"Give one of {' and '.join(given)}, not both.")
+        if not given:
+            return None
+        value = getattr(self, given[0])
+        if given[0] == "json_schema":
+            return Structure("json_schema", _json_text(value))
+        return Structure(given[0], _sound_text(given[0], value))
 
     @property
     def draws(self) -> bool:
@@ -137,3 +170,29 @@ def _check_whole(name: str, value: object, low: int, high: int) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not low <= int(value) <= high:  # type: ignore[call-overload]
         raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+
+
+def _sound_text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{name} must be a text, not {value!r}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{name} holds half of a surrogate pair, which is no character: remove it."
+        ) from None
+    return value
+
+
+def _json_text(schema: object) -> str:
+    """A schema as compact JSON text; the order of its keys is that of the answer's."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise RequestError("json_schema is nested too deeply.") from None
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json_schema must be JSON: {error}.") from None
+    if not isinstance(value, Mapping):
+        raise RequestError(f"json_schema must be a JSON object, not {text[:80]}.")
+    return text
