@@ -123,12 +123,14 @@ def test_closed_standard_streams_are_no_traceback():
 def test_generate_json_is_one_object_and_the_same_with_and_without_the_head(head):
     """A9, J11: the drafter that is active is named; tokens do not depend on it."""
     words = ["generate", "Write one sentence about the sea.", "--max-tokens", "24", "--json"]
-    with_head = drafthead(*words, "--head", head)
+    with_head = drafthead(*words, "--head", head, "--policy", "threshold")
     without = drafthead(*words, "--drafter", "none")
     assert with_head.returncode == without.returncode == 0
     got, plain = json.loads(with_head.stdout), json.loads(without.stdout)
     assert (got["tokens"], got["text"]) == (plain["tokens"], plain["text"])
-    assert got["drafter"] == {"name": "mtp", "active": True, "reason": None}
+    assert got["drafter"] == {
+        "name": "mtp", "active": True, "reason": None, "warning": None,
+    }  # fmt: skip
     assert plain["drafter"]["active"] is False
     assert plain["drafter"]["reason"]
     assert got["stats"]["drafted"] > 0 == plain["stats"]["drafted"]

@@ -64,7 +64,8 @@ def test_the_table_compares_the_head_with_plain_decoding(trained):
 def test_the_last_line_is_the_command_that_uses_the_head(folder, trained):
     words = shlex.split(trained.stdout.splitlines()[-1].partition("Use it: ")[2])
     assert words[0] == "drafthead"
-    answer = json.loads(drafthead(*words[1:], "--max-tokens", "8", "--json").stdout)
+    more = ["--max-tokens", "8", "--policy", "threshold", "--json"]
+    answer = json.loads(drafthead(*words[1:], *more).stdout)
     assert answer["drafter"]["active"] and answer["tokens"]
 
 
