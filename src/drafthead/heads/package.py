@@ -29,7 +29,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 20
 GGML_F32 = 0
-_BYTES = {"I8": 1, "U8": 1, "F16": 2, "F32": 4, "I32": 4}
+DTYPE_BYTES = {"I8": 1, "U8": 1, "F16": 2, "F32": 4, "I32": 4}
 
 
 class Target(Protocol):
@@ -116,7 +116,7 @@ def _tensor(
             f"{WEIGHTS}, {name}: expected {dtype} {list(shape)}, found {fields.get('dtype')} "
             f"{fields.get('shape')}."
         )
-    nbytes = _BYTES[dtype] * int(np.prod(shape))
+    nbytes = DTYPE_BYTES[dtype] * int(np.prod(shape))
     span = fields.get("data_offsets")
     offsets = span if isinstance(span, list) and len(span) == 2 else [-1, -1]
     inside = all(type(value) is int and 0 <= value <= len(raw) - begin for value in offsets)
@@ -172,7 +172,7 @@ class HeadPackage:
         limit = (
             MAX_HEADER_BYTES
             + 8
-            + sum(_BYTES[dtype] * int(np.prod(shape)) for dtype, shape in expected.values())
+            + sum(DTYPE_BYTES[dtype] * int(np.prod(shape)) for dtype, shape in expected.values())
         )
         size = file.stat().st_size
         if size > limit:

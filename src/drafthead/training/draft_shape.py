@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from drafthead.errors import TrainingError
 from drafthead.gguf.types import GGML_TYPES, Q8_0
 from drafthead.heads.config import HeadConfig
-from drafthead.heads.package import expected_tensors
+from drafthead.heads.package import DTYPE_BYTES, expected_tensors
 from drafthead.training.recipe import StandaloneRecipe
 
 BLOCK = GGML_TYPES[Q8_0].block_size
@@ -23,7 +23,6 @@ WIDE_HEAD, NARROW_HEAD = 64, 32
 FF_RATIO = 8 / 3  # of the feed-forward size to the width, as in Llama
 USUAL_LAYERS, MOST_LAYERS = 6, 8
 LEAST_BODY = 0.2  # of all bytes: a wider table with less behind it learns no language
-_DTYPE_BYTES = {"I8": 1, "F16": 2, "F32": 4, "I32": 4}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def head_parameters(config: HeadConfig) -> int:
 def head_bytes(config: HeadConfig) -> int:
     """Bytes of a head package's tensors."""
     return sum(
-        _DTYPE_BYTES[dtype] * math.prod(shape) for dtype, shape in expected_tensors(config).values()
+        DTYPE_BYTES[dtype] * math.prod(shape) for dtype, shape in expected_tensors(config).values()
     )
 
 
