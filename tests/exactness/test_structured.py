@@ -5,12 +5,20 @@ Plain decoding here is decoding without any draft: not even what a grammar force
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 
+import numpy as np
 import pytest
 
+from drafthead.backbone.registry import KNOWN, cache_path
+from drafthead.decoding.grammar import GrammarMaker
+from drafthead.decoding.options import Structure
+from drafthead.gguf.reader import read_gguf
 from drafthead.session import load
+from drafthead.text.grammar_words import GrammarWords
+from drafthead.text.tokenizer import Tokenizer
 from tests import fakes
 from tests.exactness.test_matrix import everything_said, undrafted
 from tests.exactness.test_reuse import open_model, session
@@ -147,3 +155,37 @@ def test_a_model_of_noise_gives_legal_texts_with_any_drafter(options):
         found = session(backbone, double).generate(**asked)
         assert everything_said(found) == everything_said(expected), double.name
         assert 2 <= len(json.loads(found.text)) <= 4
+
+
+@pytest.mark.backbone
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_mask_knows_every_token_of_a_vocabulary_by_its_bytes(name):
+    """Where any text is allowed, all tokens may come that are the start of one, and no others."""
+    if not cache_path(name).exists():
+        pytest.skip(f"{name} is not in the cache")
+    tokenizer = Tokenizer.from_gguf(read_gguf(cache_path(name)))
+    words = GrammarWords(tokenizer)
+    maker, anything = GrammarMaker(lambda: words), Structure("grammar", r"start: /(.|\n)*/")
+    logits_V = np.zeros(tokenizer.vocab_size, np.float32)
+    maker.make(anything, tokenizer.eos_ids, True).rule.apply(logits_V)
+    starts = {token for token in range(len(logits_V)) if starts_a_text(tokenizer, token)}
+    assert set(np.flatnonzero(np.isfinite(logits_V)).tolist()) == starts | tokenizer.eos_ids
+    rule = maker.make(Structure("json_schema", "{}"), tokenizer.eos_ids, False).rule
+    text = '{"näme": "Zoë €😀\\n", "tags": ["  x", "日本"], "n": -1.5e3}'
+    ids = words(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    for token in ids:
+        logits_V[:] = 0
+        rule.apply(logits_V)
+        assert np.isfinite(logits_V[token])
+        rule.push(token)
+    assert rule.finished
+
+
+def starts_a_text(tokenizer, token):
+    raw = tokenizer.token_bytes(token)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(raw)
+    except UnicodeDecodeError:
+        return False
+    return raw != b""
