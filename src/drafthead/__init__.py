@@ -22,7 +22,8 @@ from drafthead.errors import (
 )
 
 if TYPE_CHECKING:
-    from drafthead.session import Result, Session, Stream, load
+    from drafthead.session import Session, load
+    from drafthead.stream import Result, Stream
 
 __version__ = "0.1.0"
 
@@ -48,8 +49,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the session on first use, so that `drafthead --help` and the errors load quickly."""
-    if name in ("Result", "Session", "Stream", "load"):
+    if name in ("Session", "load"):
         from drafthead import session
 
         return getattr(session, name)
+    if name in ("Result", "Stream"):
+        from drafthead import stream
+
+        return getattr(stream, name)
     raise AttributeError(f"module 'drafthead' has no attribute {name!r}")

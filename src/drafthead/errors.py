@@ -54,6 +54,10 @@ class CapacityError(RequestError):
     """A request does not fit the context."""
 
 
+class CancelledError(DraftheadError):
+    """Nobody wants the answer any more; a stream ends with it, and its user never sees it."""
+
+
 class NumericsError(DraftheadError):
     """The backbone produced no finite logit for a row."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -14,7 +14,7 @@ from drafthead.backbone.handle import Backbone, KvType
 from drafthead.backbone.registry import resolve
 from drafthead.backbone.snapshot import read_snapshot, write_snapshot
 from drafthead.decoding.choosing import make_chooser
-from drafthead.decoding.constraints import FinishReason, token_limit
+from drafthead.decoding.constraints import token_limit
 from drafthead.decoding.grammar import GrammarGuide, GrammarMaker
 from drafthead.decoding.loop import Request, decode
 from drafthead.decoding.options import DecodeOptions
@@ -34,136 +34,16 @@ from drafthead.drafting import (
 )
 from drafthead.errors import RequestError
 from drafthead.heads.package import HeadPackage
+from drafthead.stream import Result, Stream, finish
 from drafthead.text.decoder import StreamDecoder
 from drafthead.text.grammar_words import GrammarWords
 from drafthead.text.template import ChatTemplate, encode_chat
 from drafthead.text.tokenizer import Tokenizer
-from drafthead.types import DecodeStats, ScoredToken, TokenEvent
+from drafthead.types import TokenEvent
 
 SMALLEST_CACHE = 1024
 
 Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished answer. `tokens` ends with the end-of-sequence token where one ended it.
-
-    drafter: whether it still drafted at the end, and why not.
-    seed: of its random numbers, None where there were none.  prompt_logprobs: the prompt's tokens
-    with their log-probabilities, where they were asked for.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: DecodeStats
-    prompt_tokens: int
-    drafter: DrafterState
-    events: tuple[TokenEvent, ...] = field(repr=False)
-    seed: int | None = None
-    prompt_logprobs: tuple[ScoredToken, ...] = field(default=(), repr=False)
-
-
-class Stream(Iterator[TokenEvent]):
-    """The events of one answer as they come; may be abandoned or closed at any time.
-
-    `finish_reason` is None until the last event has come, and stays so where nothing but its user
-    ended the stream; `stats` counts what has been done so far. `seed` is that of its random
-    numbers, None where there are none. In a `with` statement it is closed at the end.
-
-    Raises:
-        RequestError: at an event, where the session went on with something else since the one
-            before, or is at work in another thread.
-        NumericsError: the backbone gave no finite logit.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        request: Request,
-        seed: int | None = None,
-        guide: GrammarGuide | None = None,
-    ) -> None:
-        """guide: of the grammar that the answer follows, if any."""
-        self.seed = seed
-        self._guide = guide
-        self._session = session
-        self._request = request
-        self._events = self._decode()
-        self._came = 0
-        self._closed = False
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended."""
-        last = self._came == len(self._request.tokens) - len(self._request.prompt)
-        return self._request.finish_reason if last else None
-
-    @property
-    def stats(self) -> DecodeStats:
-        """Counts and times."""
-        return self._request.stats
-
-    @property
-    def drafter(self) -> DrafterState:
-        """Which drafter drafts now, and why not where none does."""
-        session, state = self._session, self._session.drafter
-        # Of a drafter that gave up on this text, or of one that does not pay here.
-        reason = getattr(session.drafting, "reason", None) or session.policy.reason
-        if not state.active or reason is None:
-            return replace(state, warning=session.policy.warning)
-        return replace(state, active=False, reason=reason, warning=session.policy.warning)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, template included."""
-        return len(self._request.prompt)
-
-    @property
-    def prompt_logprobs(self) -> tuple[ScoredToken, ...]:
-        """The prompt's tokens with their log-probabilities, from the first event on."""
-        return tuple(self._request.scored_prompt)
-
-    def close(self) -> None:
-        """Let no more events come: at any time, from any thread, more than once.
-
-        What another thread is doing for the next event is finished first.
-        """
-        self._closed = True
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __next__(self) -> TokenEvent:
-        if self._closed or self.finish_reason is not None:
-            raise StopIteration
-        held = self._session.held
-        with held.turn:
-            if self._came and held.request is not self._request:
-                raise RequestError(
-                    "This stream ended when the session began another request or was restored; "
-                    "finish one before the next, or load a second session."
-                )
-            event = next(self._events)
-            self._came += 1
-        return event
-
-    def _decode(self) -> Iterator[TokenEvent]:
-        session, request = self._session, self._request
-        cells = session.cells(request)
-        cache = session.held.lend(session.backbone, request, cells, session.context)
-        drafting, policy = session.drafting, session.policy
-        if self._guide is not None:
-            drafting = ForcedDrafter(drafting, self._guide)
-        # A text that follows its drafts must not depend on how fast the machine is, and what a
-        # grammar forces is worth drafting whatever the drafter gains.
-        if request.chooser.follows_drafts or self._guide is not None:
-            policy = AsDrafted()
-        yield from decode(request, session.backbone, cache, drafting, policy)
 
 
 class Session:
@@ -264,6 +144,14 @@ class Session:
         """
         with self.held.turn:
             self.held.take(*read_snapshot(Path(path), self.backbone, self.context))
+
+    def drafter_now(self) -> DrafterState:
+        """Whether the drafter drafts now, and why not where it gave up or does not pay."""
+        reason = getattr(self.drafting, "reason", None) or self.policy.reason
+        state = replace(self.drafter, warning=self.policy.warning)
+        if not state.active or reason is None:
+            return state
+        return replace(state, active=False, reason=reason)
 
     def cells(self, request: Request) -> int:
         """How many cache cells a request is given: what it can need, within the context."""
@@ -376,7 +264,16 @@ class Session:
             ids, max_tokens, text, stop_ids, cut_loops, chooser, options.logprobs,
             options.prompt_logprobs,
         )  # fmt: skip
-        return Stream(self, request, options.seed if options.draws else None, guide)
+        seed = options.seed if options.draws else None
+        return Stream(request, self._answer(request, guide), self.held, self.drafter_now, seed)
+
+    def _answer(self, request: Request, guide: GrammarGuide | None) -> Iterator[TokenEvent]:
+        """The events of an answer, by a grammar's guide where it has one."""
+        cache = self.held.lend(self.backbone, request, self.cells(request), self.context)
+        drafting = self.drafting if guide is None else ForcedDrafter(self.drafting, guide)
+        # A text that follows its drafts must not depend on how fast the machine is.
+        policy = AsDrafted() if request.chooser.follows_drafts else self.policy
+        yield from decode(request, self.backbone, cache, drafting, policy)
 
     def generate(
         self,
@@ -450,20 +347,3 @@ def load(  # noqa: PLR0913 - the front door: each is one choice
 def make_policy(asked: Asked) -> Policy:
     """The policy that was asked for; its drafter has been made for it."""
     return Adaptive() if asked.policy == "auto" else AsDrafted()
-
-
-def finish(stream: Stream) -> Result:
-    """Run a stream to its end."""
-    events = tuple(stream)
-    assert stream.finish_reason is not None
-    return Result(
-        text="".join(event.text for event in events),
-        tokens=tuple(event.token for event in events),
-        finish_reason=stream.finish_reason,
-        stats=stream.stats,
-        prompt_tokens=stream.prompt_tokens,
-        drafter=stream.drafter,
-        events=events,
-        seed=stream.seed,
-        prompt_logprobs=stream.prompt_logprobs,
-    )

@@ -185,6 +185,28 @@ def test_a_pass_that_is_interrupted_leaves_what_is_sound(monkeypatch, call, late
     goes_on_as_new(talk, "mtp")
 
 
+@pytest.mark.parametrize("options", [{}, {"logprobs": 0, "prompt_logprobs": True}])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_stream_that_is_closed_stops_reading_its_prompt(monkeypatch, chunks, options):
+    """F2: from another thread, here from within a pass; no further pass is made."""
+    talk = every_drafter.session(make("mtp"))
+    stream = talk.stream([token % 200 for token in range(3, 1300)], **ASKED | options)
+    forward, passes = talk.backbone.forward, []
+
+    def closing(*args, **how):
+        passes.append(1)
+        if len(passes) == chunks:
+            stream.close()
+        return forward(*args, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(talk.backbone, "forward", closing)
+        assert list(stream) == []
+    assert len(passes) == chunks
+    assert stream.finish_reason is None
+    goes_on_as_new(talk, "mtp")
+
+
 def leave_by_close(stream):
     stream.close()
 

@@ -16,11 +16,13 @@ import pytest
 
 from drafthead import session as session_module
 from drafthead.backbone.handle import Backbone
+from drafthead.decoding.policy import Adaptive, AsDrafted
 from drafthead.drafters.jacobi import JacobiDrafter
 from drafthead.drafters.mtp import MtpDrafter
 from drafthead.drafters.ngram import NgramDrafter
 from drafthead.heads.package import HeadPackage
-from drafthead.session import Result, Session, load
+from drafthead.session import Session, load
+from drafthead.stream import Result
 from tests import fakes
 from tests.exactness.test_reuse import open_model, session
 from tests.pairwise import pairwise
@@ -33,6 +35,7 @@ FACTORS = {
     "drafter": [
         "RANDOM", "ORACLE", "ORACLE-1", "ORACLE-3", "SKIPPING", "NaN", "ngram", "jacobi", "mtp",
     ],
+    "policy": ["as drafted", "automatic"],
     "cache": ["cold", "reused", "abandoned"],
     "prompt": [1, 30, 600],
     "temperature": [0, 1e-6, 0.3, 1, 2],
@@ -160,6 +163,7 @@ def compare(case, models, seed):
     plain.tokenizer.eos_ids = eos_ids
     expected = undrafted(plain, prompt, **options)
     drafted = session(model.backbone, drafter_of(case["drafter"], model, expected.tokens, prompt))
+    drafted.policy = {"as drafted": AsDrafted, "automatic": Adaptive}[case["policy"]]()
     used(case["cache"], drafted, prompt)
     drafted.tokenizer.eos_ids = eos_ids
     found = drafted.generate(prompt, **options)

@@ -16,10 +16,11 @@ from drafthead.backbone.handle import Backbone
 from drafthead.decoding.loop import Request, decode
 from drafthead.drafters.base import NoDrafter
 from drafthead.drafters.mtp import MtpDrafter
+from drafthead.drafting import DrafterState
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.heads.package import WEIGHTS, HeadPackage
-from drafthead.session import DrafterState, Session
+from drafthead.session import Session
 from drafthead.training import pipeline, selection
 from drafthead.training.batching import BatchMaker
 from drafthead.training.data import DraftVocabulary, anchor_count, select_vocabulary

@@ -57,5 +57,6 @@ def test_the_best_draft_is_longer_the_more_is_accepted_and_as_long_as_can_be_for
 
 
 def test_where_no_draft_pays_the_best_is_none():
+    """H4, H6: said before anybody drafts."""
     found = best_draft({"1": 10.0, "2": 20.0, "4": 40.0}, step_ms=5.0)
     assert set(map(str, found.values())) == {"{'draft_tokens': 0, 'speedup': 1.0}"}

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from drafthead.errors import TrainingError
+from drafthead.heads.blocks import INT8, KINDS
 from drafthead.heads.config import HeadConfig, TargetId
 from drafthead.training.answers import Answer
 from drafthead.training.data import anchor_count, data_digest
@@ -162,6 +163,15 @@ def test_a_model_is_as_large_as_the_head_and_never_larger(size, d_ff, fixed):
     assert shape.n_heads * shape.head_dim == shape.width and shape.n_heads % shape.n_kv_heads == 0
     assert shape.vocab_size == head.vocab_size
     assert {name: getattr(shape, name) for name in fixed} == fixed
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_bytes_are_those_of_the_head_in_its_own_integers(kind):
+    head = replace(HEAD, d_ff=4096, quantization=kind.name)
+    assert draft_shape(StandaloneRecipe(size="bytes"), head).nbytes <= head_bytes(head)
+    assert (head_bytes(head) < 0.6 * head_bytes(replace(head, quantization=INT8.name))) == (
+        kind is not INT8
+    )
 
 
 def test_parameters_are_those_of_the_library():

@@ -13,6 +13,7 @@ from drafthead.backbone.handle import Pass
 from drafthead.decoding.choosing import make_chooser
 from drafthead.decoding.grammar import KEPT_GRAMMARS, GrammarMaker, GrammarRule
 from drafthead.decoding.options import DecodeOptions, Structure
+from drafthead.drafters.base import Certain
 from drafthead.drafters.forced import ForcedDrafter
 from drafthead.errors import NumericsError, RequestError
 from drafthead.text.grammar_words import GrammarWords
@@ -252,10 +253,18 @@ def test_what_is_forced_is_drafted_for_free_and_the_rest_by_the_drafter():
     assert drafter.propose(2) == Draft(tuple(b"bc"), source="grammar")
     drafter.watch(np.array([5, 6, 7, 8], np.int32))
     drafter.observe(list(b"bcd"), np.zeros(3, np.float32))
-    assert drafter.propose(9) == Draft(tuple(b"bx"), (0.5, 0.5), "repeating")
+    assert drafter.propose(9) == Draft(tuple(b"bx"), (0.5, 0.5), "repeating", steps=3)
     drafter.watch(np.array([5, 6, 7], np.int32))
     assert drafter.inner.shown == [[5], [5, 6, 7]]
     assert drafter.name == "repeating"
+
+
+def test_what_is_certain_is_what_is_forced():
+    drafter = begun(Repeating(b"bxx"), regex="abcd[bx]{2}e?")
+    assert isinstance(drafter, Certain)
+    assert drafter.certain(2) == Draft(tuple(b"bc"), source="grammar")
+    drafter.observe(list(b"bcd"), np.zeros(3, np.float32))
+    assert drafter.certain(9).tokens == ()
 
 
 def test_a_drafter_with_floors_is_steered_through_and_another_is_not():

@@ -55,6 +55,19 @@ def assert_identities(events, stats):
     assert stats.cut in (0, 1)
 
 
+@pytest.mark.parametrize("size", [1, PREFILL_ROWS, PREFILL_ROWS + 1, 3 * PREFILL_ROWS])
+def test_the_first_token_waits_for_no_draft(size):
+    """H12: the passes before it are those of plain decoding, and nothing was drafted for it."""
+    firsts = []
+    for drafter in (NoDrafter(), fakes.RandomDrafter(k=4)):
+        backbone = fakes.ScriptedBackbone(fakes.hashed_next(V), V)
+        request = Request([3] * size, 40, fakes.Letters())
+        next(decode(request, backbone, backbone.new_cache(4096), drafter))
+        firsts.append((backbone.rows_fed, request.stats.passes, request.stats.drafted))
+        assert getattr(drafter, "asked", []) == []
+    assert firsts[0] == firsts[1] and firsts[0][1:] == (0, 0)
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("prompt", [[3], PROMPT, list(range(40))])
 def test_every_double_gives_the_plain_tokens(prompt, k):

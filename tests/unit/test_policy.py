@@ -47,6 +47,16 @@ class Blind:
         return Draft((7,) * min(max_tokens, self.longest))
 
 
+class Forced(Sure):
+    """Knows every third token for certain, as many at once as it may."""
+
+    asked = 0
+
+    def certain(self, max_tokens):
+        self.asked += 1
+        return Draft((7,) * (0 if self.asked % 3 else 4))
+
+
 def passes(policy, drafter, accepts, bend=1.0, step_ms=STEP_MS):
     """Verify passes on a machine of known speed; the lengths of the drafts."""
     lengths = []
@@ -82,6 +92,7 @@ def test_a_sure_drafter_drafts_longer_than_a_doubtful_one():
 
 
 def test_dearer_rows_and_dearer_steps_make_shorter_drafts():
+    """H4, H6, H10: a cheap target, or passes that take long for a few rows."""
     cheap, dear = (last_length(Sure(0.8), 0.8, bend=bend) for bend in (0.3, 3.0))
     assert cheap > dear
     cheap, dear = (last_length(Sure(0.8), 0.8, step_ms=ms) for ms in (0.1, 2.0))
@@ -106,7 +117,7 @@ def test_without_confidences_the_length_follows_what_was_accepted():
 
 @pytest.mark.parametrize("drafter", [Blind(), Sure(0.9), Sure(0.99)])
 def test_drafts_that_are_never_right_cost_little(drafter):
-    """A floor of 0.97 over 500 tokens, in units of what passes take."""
+    """H1, H5, H13, H15: a floor of 0.97 over 500 tokens, in units of what passes take."""
     policy = Adaptive()
     lengths = passes(policy, drafter, [0] * 500)
     plain_ms = 500 * PACE_MS
@@ -116,10 +127,27 @@ def test_drafts_that_are_never_right_cost_little(drafter):
 
 
 def test_a_poem_then_code_is_off_then_on():
+    """H2, H7, H15: drafting is tried again, however long it has rested."""
     policy = Adaptive()
     lengths = passes(policy, Sure(0.9), [0] * 60 + [6] * 300)
     assert 0 in lengths[20:60]
     assert min(lengths[-100:-1]) >= 0 and sum(size > 2 for size in lengths[-150:]) > 140
+
+
+def test_what_is_certain_is_drafted_even_while_drafting_rests():
+    policy, drafter = Adaptive(), Forced(0.9)
+    lengths = passes(policy, drafter, [4 if turn % 3 == 2 else 0 for turn in range(600)])
+    assert lengths[2::3] == [4] * 200
+    assert policy.resting
+
+
+def test_what_is_certain_says_nothing_of_the_drafter():
+    """Were its gains counted, drafts that are never right would go on beside it for long."""
+    alone, beside = Adaptive(), Adaptive()
+    passes(alone, Sure(0.9), [0] * 40)
+    passes(beside, Forced(0.9), [4 if turn % 3 == 2 else 0 for turn in range(60)])
+    assert (beside.drafts, beside.switch.gain) == (alone.drafts, alone.switch.gain)
+    assert beside.rate == pytest.approx(alone.rate)
 
 
 def test_a_plain_pass_is_timed_first_and_now_and_then():

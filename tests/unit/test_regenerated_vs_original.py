@@ -12,7 +12,8 @@ import pytest
 
 from drafthead.backbone.handle import Backbone
 from drafthead.drafters.base import NoDrafter
-from drafthead.session import DrafterState, Session
+from drafthead.drafting import DrafterState
+from drafthead.session import Session
 from drafthead.training import selection
 from drafthead.training.answers import AnswerStore
 from tests import fakes

@@ -8,7 +8,8 @@ from drafthead.backbone.handle import Backbone
 from drafthead.decoding.policy import Adaptive, AsDrafted
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, RequestError
-from drafthead.session import finish, load
+from drafthead.session import load
+from drafthead.stream import finish
 from tests import fakes
 
 ANSWER = "héllo ✓ wörld"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from drafthead.cli import output
 
 if TYPE_CHECKING:
-    from drafthead.session import Result, Session
+    from drafthead.session import Session
+    from drafthead.stream import Result
 
 HEADER = ("task", "tokens a pass", "tok/s with head", "tok/s without", "speed-up", "identical")
 # Prompts of the built-in sets whose answers are of some length and to the point.

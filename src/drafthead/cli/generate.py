@@ -12,7 +12,8 @@ from drafthead.cli.decode_flags import add_decode_flags, decode_options, idle_fl
 from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
-    from drafthead.session import Result, Session, Stream
+    from drafthead.session import Session
+    from drafthead.stream import Result, Stream
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,7 +48,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer, and say on stderr how it went."""
-    from drafthead.session import finish, load
+    from drafthead.session import load
+    from drafthead.stream import finish
 
     options = decode_options(args)
     prompt = read_prompt(args.prompt)

@@ -7,7 +7,7 @@ passes the cache holds every token but the last: `cache.length == len(tokens) - 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
@@ -21,7 +21,7 @@ from drafthead.decoding.scores import score, score_prompt
 from drafthead.decoding.stats import count_pass
 from drafthead.decoding.stops import TextPieces
 from drafthead.drafters.base import Drafter, Watcher
-from drafthead.errors import NumericsError
+from drafthead.errors import CancelledError, NumericsError
 from drafthead.types import DecodeStats, Draft, ScoredToken, TokenEvent
 
 PREFILL_ROWS = 512
@@ -42,6 +42,7 @@ class Request:
     chooser: chooses the tokens of this answer alone.  logprobs: score each token, with so many of
     the likeliest ones.  echo: score the prompt too.
     cached_tokens: leading tokens of the prompt, less than all, that the cache holds already.
+    cancelled: set from any thread, it ends the reading of a prompt before its next chunk.
     tokens: the prompt and what was committed; the cache holds them, as far as it reaches.
     scored_prompt: its tokens with their scores, where they were asked for.
     """
@@ -55,6 +56,7 @@ class Request:
     logprobs: int | None = None
     echo: bool = False
     cached_tokens: int = 0
+    cancelled: bool = False
     finish_reason: FinishReason | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     tokens: list[int] = field(init=False)
@@ -62,6 +64,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+
+    def go_on(self) -> None:
+        """Raise CancelledError where the request was cancelled."""
+        if self.cancelled:
+            raise CancelledError("The request was cancelled.")
 
     @property
     def want(self) -> Want:
@@ -83,6 +90,7 @@ def decode(
     Raises:
         RequestError, CapacityError: before anything is computed.
         NumericsError: the backbone gave no finite logit.
+        CancelledError: the request was cancelled before its prompt had been read.
     """
     stats = request.stats
     limit = token_limit(len(request.prompt), request.max_tokens, cache.capacity)
@@ -115,7 +123,7 @@ def decode(
         tokens += [event.token for event in events]
         if request.finish_reason is None:
             drafter.observe(tokens[-len(events) :], verified.hidden[accepted])
-        stats.rested += policy.resting
+        stats.rested += policy.resting and not draft.tokens
         policy.learn(draft, accepted, 1000 * (proposed - started), 1000 * (passed - proposed))
         count_pass(stats, draft, accepted, len(events), dropped)
         stats.decode_ms += 1000 * (perf_counter() - started)
@@ -127,23 +135,27 @@ def read_prompt(request: Request, target: Backbone, cache: KvCache) -> Pass:
     prompt, held = request.prompt, request.cached_tokens
     request.stats.cached_tokens = held
     if request.echo:
-        request.scored_prompt = score_prompt(target, cache, prompt, request.logprobs or 0)
+        top = request.logprobs or 0
+        request.scored_prompt = score_prompt(target, cache, prompt, top, request.go_on)
         held = len(prompt) - 1
-    return prefill(target, cache, prompt, held, request.want)
+    return prefill(target, cache, prompt, held, request.want, request.go_on)
 
 
 def prefill(
-    target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int = 0, want: Want = "tokens"
-) -> Pass:
+    target: Backbone, cache: KvCache, prompt: Sequence[int], cached: int = 0, want: Want = "tokens",
+    between: Callable[[], None] = lambda: None,
+) -> Pass:  # fmt: skip
     """Feed what of a prompt the cache does not hold yet, in chunks, and return its last row.
 
-    The chunks are the same with and without drafting.
+    The chunks are the same with and without drafting. `between` is called before each.
     """
     cache.rollback(cached)
     last = len(prompt) - 1 - (len(prompt) - 1 - cached) % PREFILL_ROWS
     for start in range(cached, last, PREFILL_ROWS):
+        between()
         chunk = Segment(cache, prompt[start : start + PREFILL_ROWS])
         target.forward([chunk], rows="last", want="hidden")
+    between()
     return target.forward([Segment(cache, prompt[last:])], rows="last", want=want)
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from drafthead.decoding.gain import GainSwitch
 from drafthead.decoding.pass_cost import PassCost, extra
-from drafthead.drafters.base import Drafter, Floors, Steered
+from drafthead.drafters.base import Certain, Drafter, Floors, Steered
 from drafthead.types import Draft
 
 # Steps whose floors are told apart; the last counts for all behind. Blind drafts are no longer.
@@ -54,7 +54,6 @@ class Policy(Protocol):
     def reason(self) -> str | None:
         """Why not."""
 
-    @property
     @property
     def warning(self) -> str | None:
         """What a user should know of the drafter."""
@@ -106,7 +105,7 @@ class Adaptive:
         self.cost = PassCost()
         self.switch = GainSwitch()
         self.drafts = self.drafted = self.accepted = 0
-        self._asked = False
+        self._asked = self._certain = False
         self._tokens = self._ms = 0.0
         self._since_plain = PLAIN_EVERY
         self._begin_request()
@@ -124,8 +123,13 @@ class Adaptive:
         self._begin_request()
 
     def propose(self, drafter: Drafter, room: int) -> Draft:
-        """The draft that pays, perhaps none."""
-        self._asked = False
+        """The draft that pays, perhaps none; what is certain always does."""
+        self._asked = self._certain = False
+        if isinstance(drafter, Certain):
+            draft = drafter.certain(room)
+            self._certain = bool(draft.tokens)
+            if self._certain:
+                return draft
         if not self.switch.on:
             return Draft()
         if self._since_plain >= PLAIN_EVERY:  # what a plain pass takes has to be known
@@ -143,6 +147,8 @@ class Adaptive:
         rows, committed = len(draft.tokens) + 1, accepted + 1
         self.cost.add_pass(rows, pass_ms)
         self._since_plain = 0 if rows == 1 else self._since_plain + 1
+        if self._certain:  # gained with any drafter, so it says nothing of this one
+            return
         plain_ms, spent_ms = self.cost.pace_ms, self.cost.pass_ms(rows)
         if self._asked:
             self.cost.add_draft(draft.made, draft_ms)

@@ -8,7 +8,7 @@ V is the vocabulary size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +36,17 @@ def score(logits_V: NDArray[np.float32], token: int, top: int) -> ScoredToken:
 
 
 def score_prompt(
-    target: Backbone, cache: KvCache, prompt: Sequence[int], top: int
+    target: Backbone, cache: KvCache, prompt: Sequence[int], top: int, between: Callable[[], None]
 ) -> list[ScoredToken]:
     """Score every token of a prompt; the cache then holds all of it but the last token.
 
-    It starts cold: what an earlier request left in the cache has no logits any more.
+    It starts cold: what an earlier request left in the cache has no logits any more. `between` is
+    called before each chunk.
     """
     cache.rollback(0)
     scored = [ScoredToken(int(prompt[0]), None)]
     for start in range(0, len(prompt) - 1, ECHO_ROWS):
+        between()
         end = min(start + ECHO_ROWS, len(prompt) - 1)
         given = target.forward([Segment(cache, prompt[start:end])], rows="all", want="logits")
         assert given.logits is not None

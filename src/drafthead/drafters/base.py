@@ -61,6 +61,14 @@ class Watcher(Protocol):
         """
 
 
+@runtime_checkable
+class Certain(Protocol):
+    """A drafter that sometimes knows what must come: no policy has to weigh that."""
+
+    def certain(self, max_tokens: int) -> Draft:
+        """At most `max_tokens` tokens that will all be accepted; the empty draft if it must ask."""
+
+
 @dataclass(frozen=True)
 class Floors:
     """Where a draft ends, by the products of its confidences, its own guess that all is accepted.

@@ -63,23 +63,29 @@ class ForcedDrafter:
         self._guide.push(tokens[-1:])
         self.inner.begin(tokens, hidden_D, cache)
 
+    def certain(self, max_tokens: int) -> Draft:
+        """What is forced."""
+        return Draft(tuple(self._guide.forced()[:max_tokens]), source=GRAMMAR)
+
     def propose(self, max_tokens: int) -> Draft:
         """What is forced, or else a draft of the wrapped drafter.
 
         A draft that was drawn is not cut: what follows a drawn token that is rejected has another
         distribution than what follows no draft.
         """
-        forced = self._guide.forced()[:max_tokens]
-        self._asked = not forced
-        if forced:
-            return Draft(tuple(forced), source=GRAMMAR)
+        forced = self.certain(max_tokens)
+        if forced.tokens:
+            return forced
+        self._asked = True
         if self._steered is not None:
             self._steered.floors = self.floors
         draft = self.inner.propose(max_tokens)
         source = draft.source or self.inner.name
         legal = len(draft.tokens) if draft.proposals else self._guide.legal(draft.tokens)
         tokens, confidences = draft.tokens[:legal], draft.confidences[:legal]
-        return replace(draft, tokens=tokens, confidences=confidences, source=source)
+        return replace(
+            draft, tokens=tokens, confidences=confidences, source=source, steps=draft.made
+        )
 
     def watch(self, choices_M: NDArray[np.int32]) -> None:
         """Show the rows of its own draft to the wrapped drafter; of another's only the first."""
