@@ -36,8 +36,9 @@ def score(logits_V: NDArray[np.float32], token: int, top: int) -> ScoredToken:
 
 
 def score_prompt(
-    target: Backbone, cache: KvCache, prompt: Sequence[int], top: int, between: Callable[[], None]
-) -> list[ScoredToken]:
+    target: Backbone, cache: KvCache, prompt: Sequence[int], top: int,
+    between: Callable[[], None] = lambda: None,
+) -> list[ScoredToken]:  # fmt: skip
     """Score every token of a prompt; the cache then holds all of it but the last token.
 
     It starts cold: what an earlier request left in the cache has no logits any more. `between` is
