@@ -212,6 +212,15 @@ def backbone_part(results: dict[str, Any], level: str) -> list[str]:
     return parts
 
 
+def part_title(results: dict[str, Any]) -> str:
+    """Name the backbone, and what a report of several drafters adds."""
+    name = str(results["backbone"]["name"])
+    if {arm["drafter"] for arm in results["arms"]} <= {"plain", "mtp"}:
+        return name
+    policy = results["settings"].get("policy", "threshold")
+    return f"{name}: head and other drafters, policy {policy}"
+
+
 def results_page(results: list[dict[str, Any]]) -> str:
     """Return docs/results.md."""
     parts = [
@@ -225,7 +234,7 @@ def results_page(results: list[dict[str, Any]]) -> str:
         parts += backbone_part(results[0], "##")
     else:
         for one in results:
-            parts += [f"## {one['backbone']['name']}", *backbone_part(one, "###")]
+            parts += [f"## {part_title(one)}", *backbone_part(one, "###")]
     return "\n\n".join(parts) + "\n"
 
 

@@ -127,6 +127,11 @@ def test_each_backbone_has_a_part_and_new_fields_their_columns(script, project):
     assert page.count("Joules were not measured: this report does not say why.") == 1
     assert page.count("Joules are from the source rapl.") == 1
     assert "would add 1,200 bytes" in page and "would take 6,400." in page
+    second["arms"].append(arm("ngram"))
+    second["settings"] = {"policy": "auto"}
+    path.write_text(json.dumps(second), encoding="utf-8")
+    page = script.render(project)[project / "docs" / "results.md"]
+    assert "## larger: head and other drafters, policy auto\n" in page
     assert "larger" not in readme and "1.30-1.70" not in readme
     (project / "docs" / "results.json").unlink()
     readme = script.render(project)[project / "README.md"]
