@@ -217,7 +217,7 @@ def part_title(results: dict[str, Any]) -> str:
     name = str(results["backbone"]["name"])
     if {arm["drafter"] for arm in results["arms"]} <= {"plain", "mtp"}:
         return name
-    policy = results["settings"].get("policy", "threshold")
+    policy = results.get("settings", {}).get("policy", "threshold")
     return f"{name}: head and other drafters, policy {policy}"
 
 
