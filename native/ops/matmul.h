@@ -186,11 +186,9 @@ void tile_product(const uint8_t* tile, const Rows& rows, int first, typename S::
         const uint8_t* super_scales = tile;
         tile += super_scale_bytes(f);
         for (int i = 0; i < together; ++i, tile += block_bytes(f)) {
-            // With several rows a block is too much work for the processor to look ahead by itself.
-            if constexpr (R > 3) {
-                for (size_t line = 0; line < block_bytes(f); line += 64) {
-                    __builtin_prefetch(tile + prefetch_bytes + line);
-                }
+            // The processor does not look far enough ahead by itself, whatever the number of rows.
+            for (size_t line = 0; line < block_bytes(f); line += 64) {
+                __builtin_prefetch(tile + prefetch_bytes + line);
             }
             add_block<S, f, R>(tile, super_scales, x, acc);
             x.next_block();

@@ -15,7 +15,7 @@ class Draft:
     tokens: 0..max_draft_tokens proposed ids, without the bonus token.
     confidences: for each token the drafter's own probability of it, or empty where it has none.
     source: who made it, where the drafter chooses between several.
-    steps: how many tokens were made, where more than are left.
+    steps: how many tokens took time to make, where that is not how many are left.
     proposals: for each token the distribution it was drawn from, over the whole vocabulary; empty
     where the drafter did not draw, which is as if each token had had the probability 1.
     """
@@ -24,12 +24,12 @@ class Draft:
     confidences: tuple[float, ...] = ()
     source: str = ""
     proposals: tuple[NDArray[np.float64], ...] = ()
-    steps: int = 0
+    steps: int | None = None
 
     @property
     def made(self) -> int:
-        """How many tokens were made for it."""
-        return max(self.steps, len(self.tokens))
+        """How many tokens took time to make."""
+        return len(self.tokens) if self.steps is None else self.steps
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from statistics import median
 
 import pytest
 
-from drafthead.decoding.pass_cost import extra
 from drafthead.decoding.policy import PLAIN_EVERY, Adaptive, AsDrafted
 from drafthead.drafters.base import Floors, Steered
 from drafthead.types import Draft
 
 PACE_MS, STEP_MS = 4.0, 0.4
+# What further rows add to a pass of one, in such passes, on the machine of these tests.
+EXTRA = (0.0, 0.07, 0.17, 0.33, 0.52, 0.75, 1.02, 1.32, 1.62)
 
 
 class Sure:
@@ -64,7 +65,7 @@ def passes(policy, drafter, accepts, bend=1.0, step_ms=STEP_MS):
     for accept in accepts:
         draft = policy.propose(drafter, 100)
         size = len(draft.tokens)
-        pass_ms = PACE_MS * (1.0 + bend * extra(size + 1))
+        pass_ms = PACE_MS * (1.0 + bend * EXTRA[size])
         policy.learn(draft, min(size, accept), step_ms * draft.made, pass_ms)
         lengths.append(size)
     return lengths
@@ -121,7 +122,7 @@ def test_drafts_that_are_never_right_cost_little(drafter):
     policy = Adaptive()
     lengths = passes(policy, drafter, [0] * 500)
     plain_ms = 500 * PACE_MS
-    spent_ms = sum(PACE_MS * (1.0 + extra(size + 1)) + STEP_MS * size for size in lengths)
+    spent_ms = sum(PACE_MS * (1.0 + EXTRA[size]) + STEP_MS * size for size in lengths)
     assert plain_ms / spent_ms >= 0.97
     assert policy.resting and "rests" in policy.reason
 
@@ -147,7 +148,7 @@ def test_what_is_certain_says_nothing_of_the_drafter():
     passes(alone, Sure(0.9), [0] * 40)
     passes(beside, Forced(0.9), [4 if turn % 3 == 2 else 0 for turn in range(60)])
     assert (beside.drafts, beside.switch.gain) == (alone.drafts, alone.switch.gain)
-    assert beside.rate == pytest.approx(alone.rate)
+    assert beside.rate == pytest.approx(alone.rate, rel=0.02)  # times are learned from all passes
 
 
 def test_a_plain_pass_is_timed_first_and_now_and_then():

@@ -14,13 +14,13 @@ this machine as busy as it is now. What is said of a draft changes time, never t
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Protocol
 
 from drafthead.decoding.gain import GainSwitch
-from drafthead.decoding.pass_cost import PassCost, extra
 from drafthead.drafters.base import Certain, Drafter, Floors, Steered
+from drafthead.drafters.pass_cost import PassCost
 from drafthead.types import Draft
 
 # Steps whose floors are told apart; the last counts for all behind. Blind drafts are no longer.
@@ -188,8 +188,8 @@ class Adaptive:
 
     def _new_floors(self) -> Floors:
         per_token = self.rate * self._promised / self._kept
-        bent_ms = self.cost.pace_ms * self.cost.bend
-        row_ms = [bent_ms * (extra(rows + 1) - extra(rows)) for rows in range(1, STEPS + 2)]
+        passes_ms = [self.cost.pass_ms(rows) for rows in range(1, STEPS + 3)]
+        row_ms = [longer - ms for ms, longer in pairwise(passes_ms)]
         keep = [per_token * ms for ms in row_ms]
         go_on = [
             max(least, per_token * (self.cost.step_ms + ms) / USUAL)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from drafthead._native import KvCache
 from drafthead.drafters.base import Drafter, Floors, SteeredDrafter
-from drafthead.drafters.times import TimeCurve
+from drafthead.drafters.pass_cost import PassCost
 from drafthead.types import Draft
 
 TEXT, HEAD = "ngram", "mtp"
@@ -53,8 +53,7 @@ class NgramMtpDrafter:
         """
         self.text = text
         self.head = head
-        self.pass_time = TimeCurve()
-        self.draft_time = TimeCurve()
+        self.cost = PassCost()
         self._clock = clock
         self._head_tokens = self._head_ms = 0.0
         self._promised = self._kept = BELIEF_TOKENS
@@ -92,6 +91,7 @@ class NgramMtpDrafter:
             drafted = self._ask_head(max_tokens)
             belief = self._kept / self._promised
             commit = 1.0 + belief * sum(accumulate(drafted.confidences, mul))
+            copied = replace(copied, steps=drafted.made)
             if not copied.tokens or gain * self._pass_ms(drafted) < commit:
                 copied = drafted
         self._draft = copied
@@ -101,7 +101,7 @@ class NgramMtpDrafter:
     def watch(self, choices_M: NDArray[np.int32]) -> None:
         """A pass has just ended: take its time, where it was this drafter's turn before it."""
         if self._started is not None:
-            self.pass_time.add(len(choices_M), 1000 * (self._clock() - self._started))
+            self.cost.add_pass(len(choices_M), 1000 * (self._clock() - self._started))
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Learn what the head's drafts give, for their time, and how far to believe it."""
@@ -120,19 +120,18 @@ class NgramMtpDrafter:
     def explain(self) -> str:
         """What the choice rests on, in one sentence."""
         per_ms = self._head_tokens / self._head_ms if self._head_ms else 0.0
-        passes = " / ".join(f"{self.pass_time.ms(rows):.2f}" for rows in SAID_ROWS)
+        passes = " / ".join(f"{self.cost.pass_ms(rows):.2f}" for rows in SAID_ROWS)
         return (
             f"passes of {' / '.join(map(str, SAID_ROWS))} rows take {passes} ms, the head takes "
-            f"{self.draft_time.ms(1):.2f} ms to draft a token and {self.draft_time.ms(4):.2f} ms "
-            f"for four, and its drafts commit {per_ms:.2f} tokens a ms"
+            f"{self.cost.step_ms:.2f} ms to draft a token, and its drafts commit {per_ms:.2f} "
+            "tokens a ms"
         )
 
     def _ask_head(self, max_tokens: int) -> Draft:
         started = self._clock()
         drafted = self.head.propose(max_tokens)
-        count = drafted.made
-        self.draft_time.add(count, 1000 * (self._clock() - started))
-        self._asked_ms = self.draft_time.ms(count)
+        self.cost.add_draft(drafted.made, 1000 * (self._clock() - started))
+        self._asked_ms = self.cost.step_ms * drafted.made
         return replace(drafted, source=HEAD)
 
     def _best_cut(self, copied: Draft) -> tuple[Draft, float]:
@@ -140,13 +139,13 @@ class NgramMtpDrafter:
         best, gain, commit = 0, 0.0, 1.0
         for count, likely in enumerate(accumulate(copied.confidences, mul), 1):
             commit += likely
-            pass_ms = self.pass_time.ms(count + 1)
+            pass_ms = self.cost.pass_ms(count + 1)
             if pass_ms and commit / pass_ms > gain:
                 best, gain = count, commit / pass_ms
-        return Draft(copied.tokens[:best], copied.confidences[:best], TEXT), gain
+        return Draft(copied.tokens[:best], copied.confidences[:best], TEXT, steps=0), gain
 
     def _pass_ms(self, draft: Draft) -> float:
-        return self.pass_time.ms(len(draft.tokens) + 1)
+        return self.cost.pass_ms(len(draft.tokens) + 1)
 
     def _head_gain(self) -> float:
         return self._head_tokens / self._head_ms if self._head_ms else inf
