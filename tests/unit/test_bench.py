@@ -12,11 +12,17 @@ import pytest
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, FileError, RequestError, UnsupportedError
 from drafthead.evaluation.energy import EnergyMeter
-from drafthead.evaluation.metrics import Answer, arm_lines, spread
+from drafthead.evaluation.metrics import Answer, arm_lines, language_lines, spread
 from drafthead.evaluation.peer_answers import answer_with_peer, peer_section
 from drafthead.evaluation.peers import BATCH_ROWS, LlamaCpp, llama_cpp
 from drafthead.evaluation.prompts import PromptRow, parse_row, read_prompts, select
-from drafthead.evaluation.report.table import all_arms, choice_lines, markdown_table, peer_line
+from drafthead.evaluation.report.table import (
+    all_arms,
+    arm_rows,
+    choice_lines,
+    markdown_table,
+    peer_line,
+)
 from drafthead.evaluation.runner import run_arms
 from drafthead.types import DecodeStats, SourceCounts
 from tests import fakes
@@ -137,6 +143,23 @@ def test_tau_is_pooled_and_speed_up_is_per_prompt_and_pooled():
     ratio = line(lines, "mtp")["speedup_vs_plain"]
     assert ratio["median"] == 1.5
     assert ratio["pooled"] == pytest.approx((110 / 600) / (110 / 1100), abs=1e-4)
+
+
+def test_languages_that_prompts_name_have_lines_of_their_own():
+    """K13: a head trained on one language gains less in another, and a pooled figure hides it."""
+    answers = [
+        answer(drafter, prompt, committed, 1000.0)
+        for drafter, speeds in (("plain", (10, 10, 10)), ("mtp", (30, 9, 50)))
+        for prompt, committed in zip("abc", speeds, strict=True)
+    ]
+    lines = language_lines(answers, {"a": "en", "b": "ro", "c": None})
+    found = {(x["lang"], x["drafter"]): (x["prompts"], x["committed"]) for x in lines}
+    assert found == {
+        ("en", "plain"): (1, 10), ("ro", "plain"): (1, 10),
+        ("en", "mtp"): (1, 30), ("ro", "mtp"): (1, 9),
+    }  # fmt: skip
+    assert [x["speedup_vs_plain"]["pooled"] for x in lines[2:]] == [3.0, 0.9]
+    assert language_lines(answers, dict.fromkeys("abc")) == []
 
 
 def test_without_plain_there_is_nothing_to_compare_with():
@@ -279,7 +302,7 @@ def test_a_peer_has_its_own_section_and_a_row_of_the_table():
     assert not {"tau", "drafted", "accepted", "accept_at"} & set(section["arms"][0])
     own = [x for x in lines if x["drafter"] != peer.name]
     report = {"arms": own, "peers": [section]}
-    table = markdown_table(all_arms(report))
+    table = markdown_table(arm_rows(all_arms(report)))
     assert "| all | llama.cpp | 2 | 32 | - |" in table
     assert [line.rsplit("|", 2)[1] for line in table.splitlines() if "llama" in line] == [" - "] * 3
     assert peer_line(section).startswith("llama.cpp: binding 1.0, 1 threads, built with AVX;")

@@ -267,6 +267,17 @@ def test_what_is_certain_is_what_is_forced():
     assert drafter.certain(9).tokens == ()
 
 
+def test_a_guide_is_asked_once_a_pass_for_what_it_forces(monkeypatch):
+    drafter, asked = begun(Repeating(b"bxx"), regex="abcd[bx]{2}e?"), []
+    forced = drafter._guide.forced
+    monkeypatch.setattr(drafter._guide, "forced", lambda: asked.append(1) or forced())
+    for committed in (b"bcd", b"b", b"x"):
+        drafter.certain(9)
+        drafter.propose(9)
+        drafter.observe(list(committed), np.zeros(3, np.float32))
+    assert len(asked) == 3
+
+
 def test_a_drafter_with_floors_is_steered_through_and_another_is_not():
     inner = Repeating(b"b")
     assert not hasattr(begun(inner, regex="ab+"), "floors")

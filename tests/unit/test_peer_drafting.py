@@ -16,7 +16,7 @@ from drafthead.evaluation.peer_answers import agreement, answer_with_peer, peer_
 from drafthead.evaluation.peer_drafting import MODEL_CONFIDENCE, DraftModel, PromptLookup, likeliest
 from drafthead.evaluation.peers import LlamaCpp
 from drafthead.evaluation.prompts import PromptRow
-from drafthead.evaluation.report.table import all_arms, markdown_table, peer_line
+from drafthead.evaluation.report.table import all_arms, arm_rows, markdown_table, peer_line
 from drafthead.evaluation.runner import run_arms
 from drafthead.types import DecodeStats
 from tests import fakes
@@ -97,7 +97,7 @@ def test_the_section_has_an_arm_for_each_drafter_and_its_agreement():
     }
     own = [line for line in lines if line["drafter"] == "plain"]
     report = {"arms": own, "peers": [section]}
-    assert "| all | llama.cpp+rehearsed | 1 | 16 | 3" in markdown_table(all_arms(report))
+    assert "| all | llama.cpp+rehearsed | 1 | 16 | 3" in markdown_table(arm_rows(all_arms(report)))
     assert "With rehearsed it gave 1 of 1 answers as without." in peer_line(section)
 
 

@@ -11,12 +11,12 @@ import pytest
 from drafthead.cli import main
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import UnsupportedError
-from drafthead.evaluation.metrics import arm_lines, task_means
+from drafthead.evaluation.metrics import arm_lines, language_lines, task_means
 from drafthead.evaluation.prompts import PromptRow
 from drafthead.evaluation.report import drawing, plots
 from drafthead.evaluation.report.files import write_report
 from drafthead.evaluation.report.page import page, passes
-from drafthead.evaluation.report.table import all_arms, markdown_table
+from drafthead.evaluation.report.table import all_arms, arm_rows, markdown_table
 from drafthead.evaluation.runner import run_arms
 from drafthead.evaluation.samples import sample_section
 from tests import fakes
@@ -48,6 +48,7 @@ def measured():
         "choices": {},
         "arms": lines,
         "task_means": task_means(answers),
+        "languages": language_lines(answers, {"p0": "es", "p1": None, "p2": "es"}),
         "peers": [
             {"name": "other", "version": "1", "threads": 1, "build": "X = 1", "arms": peer_arms}
         ],
@@ -238,10 +239,23 @@ def test_the_folder_holds_json_table_and_page(report, tmp_path):
     }  # fmt: skip
     assert json.loads((tmp_path / "new" / "bench.json").read_text()) == report
     said = (tmp_path / "new" / "bench.md").read_text()
-    assert markdown_table(all_arms(report)) in said
+    assert markdown_table(arm_rows(all_arms(report))) in said
     assert "\nother: 1, 1 threads, built with X; the same file, tokens and ends" in said
     assert said.endswith("\n\nJoules were not measured: no counter here.\n")
     assert (tmp_path / "new" / "bench.html").read_text() == page(report)
+
+
+def test_languages_have_a_table_where_prompts_name_them(report, tmp_path):
+    """K13."""
+    rows = Parsed(page(report)).tables["By language of the answer"]
+    assert rows[0][:2] == ["language", "drafter"]
+    lines = report["languages"]
+    assert [row[:2] for row in rows[1:]] == [["es", line["drafter"]] for line in lines]
+    assert rows[2][-2] == f"{lines[1]['tau']:.2f}"
+    write_report(report, tmp_path)
+    assert "\n| language | drafter |" in (tmp_path / "bench.md").read_text()
+    write_report(report | {"languages": []}, tmp_path)
+    assert not any("language" in path.read_text() for path in tmp_path.glob("*.[hm]*"))
 
 
 def test_the_same_report_gives_the_same_page(report):

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         all_arms,
         arm_rows,
         choice_lines,
+        language_rows,
         peer_line,
     )
 
@@ -96,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     titles = [title for _, title in COLUMNS]
     print(output.aligned(titles, arm_rows(all_arms(report)), left=2))
+    if report["languages"]:
+        print(output.aligned(["language", *titles[1:]], language_rows(report), left=2))
     for line in choice_lines(report):
         print(line)
     for peer in report["peers"]:
@@ -281,7 +284,7 @@ def summed_up(
     from drafthead.evaluation.energy import EnergyMeter
     from drafthead.evaluation.machine import describe
     from drafthead.evaluation.memory import memory_section
-    from drafthead.evaluation.metrics import arm_lines, task_means
+    from drafthead.evaluation.metrics import arm_lines, language_lines, task_means
     from drafthead.evaluation.peer_answers import peer_section
     from drafthead.evaluation.samples import sample_section
 
@@ -315,6 +318,9 @@ def summed_up(
         },
         "arms": [line for line in lines if line["drafter"] in arms],
         "task_means": task_means(answers),
+        "languages": language_lines(
+            [a for a in answers if a.drafter in arms], {row.id: row.lang for row in rows}
+        ),
         "peers": [peer_section(peer, drafters, lines, answers) for peer, drafters in peers],
         "energy": EnergyMeter().section(),
         "memory": memory_section(arms),

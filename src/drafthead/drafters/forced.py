@@ -48,6 +48,7 @@ class ForcedDrafter:
         self.inner = inner
         self._guide = guide
         self._asked = False
+        self._forced: list[int] | None = None  # asked of the guide once a pass
         self._steered: Any = inner if hasattr(inner, "floors") else None
         if self._steered is not None:  # else this one is not to be steered either
             self.floors: Any = None
@@ -59,13 +60,14 @@ class ForcedDrafter:
 
     def begin(self, tokens: Sequence[int], hidden_D: NDArray[np.float32], cache: KvCache) -> None:
         """The last of the tokens is the first one of the answer."""
-        self._asked = False
-        self._guide.push(tokens[-1:])
+        self._go_on(tokens[-1:])
         self.inner.begin(tokens, hidden_D, cache)
 
     def certain(self, max_tokens: int) -> Draft:
         """What is forced."""
-        return Draft(tuple(self._guide.forced()[:max_tokens]), source=GRAMMAR)
+        if self._forced is None:
+            self._forced = self._guide.forced()
+        return Draft(tuple(self._forced[:max_tokens]), source=GRAMMAR)
 
     def propose(self, max_tokens: int) -> Draft:
         """What is forced, or else a draft of the wrapped drafter.
@@ -94,6 +96,9 @@ class ForcedDrafter:
 
     def observe(self, tokens: Sequence[int], hidden_D: NDArray[np.float32]) -> None:
         """Go on."""
-        self._asked = False
-        self._guide.push(tokens)
+        self._go_on(tokens)
         self.inner.observe(tokens, hidden_D)
+
+    def _go_on(self, tokens: Sequence[int]) -> None:
+        self._asked, self._forced = False, None
+        self._guide.push(tokens)

@@ -4,12 +4,13 @@
 median, p10 and p90 over the prompts; its `pooled` is total speed over total speed, that is total
 tokens over total decode time of the one arm divided by that of the other. `ci95` and `pooled_ci95`
 are their 95 % intervals (bootstrap.py), null for fewer than two prompts. `speedup_vs` has the same
-against every other drafter of the run, `task_means` the mean over tasks of pooled ratios.
+against every other drafter of the run, `task_means` the mean over tasks of pooled ratios,
+`languages` lines as those of `arms` for the prompts that name the language of their answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -161,6 +162,27 @@ def arm_lines(answers: Sequence[Answer]) -> list[dict[str, object]]:
         }
         for drafter in drafters
         for task in (*tasks, ALL_TASKS)
+    ]
+
+
+def language_lines(
+    answers: Sequence[Answer], languages: Mapping[str, str | None]
+) -> list[dict[str, object]]:
+    """A line for each drafter and each language, all tasks together; a head is of its data's.
+
+    Args:
+        answers: of all arms.
+        languages: of the answer to each prompt, by its id, where it is named.
+    """
+    spoken = list(dict.fromkeys(lang for lang in languages.values() if lang is not None))
+
+    def of(drafter: str, lang: str) -> list[Answer]:
+        return [a for a in answers if a.drafter == drafter and languages.get(a.prompt_id) == lang]
+
+    return [
+        arm_line(drafter, ALL_TASKS, of(drafter, lang), of(PLAIN, lang)) | {"lang": lang}
+        for drafter in names_of(answers)[0]
+        for lang in spoken
     ]
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from drafthead.evaluation.report.page import page
 from drafthead.evaluation.report.table import (
     all_arms,
+    arm_rows,
     choice_lines,
     energy_words,
+    language_rows,
     markdown_table,
     peer_line,
 )
@@ -41,4 +43,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     )
     notes = [*choice_lines(report), *map(peer_line, report["peers"])]
     notes.append(energy_words(report["energy"]))
-    return head + markdown_table(all_arms(report)) + "".join(f"\n{note}\n" for note in notes)
+    tables = markdown_table(arm_rows(all_arms(report)))
+    if languages := language_rows(report):
+        tables += "\n" + markdown_table(languages, "language")
+    return head + tables + "".join(f"\n{note}\n" for note in notes)

@@ -22,6 +22,7 @@ from drafthead.evaluation.report.table import (
     choice_lines,
     energy_words,
     interval_cell,
+    language_rows,
     peer_line,
 )
 
@@ -76,6 +77,7 @@ def page(report: Mapping[str, Any]) -> str:
             plots.title_of(task): [detail_row(arm) for arm in arms if arm["task"] == task]
             for task in plots.tasks_of(report)
         },
+        languages=[[row[0], *[row[index] for index in place]] for row in language_rows(report)],
         notes=[*choice_lines(report), *map(peer_line, report["peers"])],
         means=mean_rows(report.get("task_means", {})),
         speed=[figure for figure in speed if figure is not None],

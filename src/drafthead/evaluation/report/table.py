@@ -54,6 +54,11 @@ def arm_rows(arms: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[arm_cell(arm, key) for key, _ in COLUMNS] for arm in ordered]
 
 
+def language_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """The same for each language that prompts name, in place of the task."""
+    return arm_rows([line | {"task": line["lang"]} for line in report.get("languages", [])])
+
+
 def all_arms(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The arms, and those of the peers under the peers' names.
 
@@ -111,7 +116,8 @@ def energy_words(energy: Mapping[str, str | None] | None) -> str:
     return f"Joules are from the source {energy['source']}."
 
 
-def markdown_table(arms: Sequence[Mapping[str, Any]]) -> str:
-    """The arms as a Markdown table."""
-    lines = [[title for _, title in COLUMNS], ["---"] * len(COLUMNS), *arm_rows(arms)]
+def markdown_table(rows: Sequence[Sequence[str]], first: str = "task") -> str:
+    """Rows of arms as a Markdown table, under the title of their first column."""
+    titles = [first, *[title for _, title in COLUMNS[1:]]]
+    lines = [titles, ["---"] * len(COLUMNS), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
