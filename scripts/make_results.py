@@ -32,6 +32,7 @@ NOT_RECORDED = (
     "`make results` puts the text here._"
 )
 NOTHING = "-"
+ON_DEVICE_TASKS = 3
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -213,10 +214,11 @@ def backbone_part(results: dict[str, Any], level: str) -> list[str]:
 
 
 def part_title(results: dict[str, Any]) -> str:
-    """Name the backbone, and what a report of several drafters adds."""
+    """Name the backbone, and what a report of many tasks or of several drafters adds."""
     name = str(results["backbone"]["name"])
     if {arm["drafter"] for arm in results["arms"]} <= {"plain", "mtp"}:
-        return name
+        kinds = len({arm["task"] for arm in results["arms"]} - {"all"})
+        return name if kinds <= ON_DEVICE_TASKS else f"{name}: {kinds} kinds of text"
     policy = results.get("settings", {}).get("policy", "threshold")
     return f"{name}: head and other drafters, policy {policy}"
 

@@ -122,6 +122,8 @@ def test_each_backbone_has_a_part_and_new_fields_their_columns(script, project):
     assert "## larger: head and other drafters, policy threshold\n" in page  # as of old reports
     second["settings"] = {"policy": "auto"}
     assert script.part_title(second) == "larger: head and other drafters, policy auto"
+    kinds = {**second, "arms": [{**arm("mtp"), "task": task} for task in ("all", *"abcd")]}
+    assert script.part_title(kinds) == "larger: 4 kinds of text"
     assert "1.50 (1.40-1.60) | 1.30-1.70 | NO |" in page
     assert "| mtp | plain | 1.45 | 1.40-1.50 |" in page
     assert "| all | other+lookup | 3 | 1.50 | 100 | 100 | 1.00 (1.00-1.00) | - | - |" in page
