@@ -29,7 +29,7 @@ from drafthead.heads.store import find_head
 DRAFTERS = ("mtp", "standalone", "ngram", "ngram+mtp", "jacobi", "none")
 POLICIES = ("auto", "threshold", "fixed")
 NEED_HEAD = ("mtp", "ngram+mtp")
-UNLIKELY = 0.02
+UNLIKELY = 0.02  # a copy that is less likely than this to be accepted never gains
 PLAIN_WANTED = "plain decoding was asked for"
 
 

@@ -16,8 +16,10 @@ from drafthead.training.data import DraftVocabulary, anchor_table
 from drafthead.training.export import export
 from drafthead.training.features import FeatureStore
 from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.prompts import digest
 from drafthead.training.quantize import dequantize
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
+from drafthead.training.sampling import answer_seed
 
 QUESTIONS = ("Name three colours.", "What is 7 times 8?", "Write a haiku about rain.", "Hi!")
 KV_LAYERS, TAPS = (29, 11), (9, 19)
@@ -60,6 +62,23 @@ def test_an_answer_made_among_others_is_the_one_that_generate_gives(session, ans
         assert alone.tokens == answer.answer
         assert alone.finish_reason == answer.finish
         assert tuple(session.encode(text)) == answer.prompt_tokens
+
+
+def test_so_is_a_sampled_one(session):
+    rows = [
+        PromptRow(f"q{i}", "chat", ({"role": "user", "content": text},))
+        for i, text in enumerate(QUESTIONS)
+    ]
+    settings = RegenSettings(max_tokens=24, capacity=256, temperature=0.8, sampled=1.0, seed=3)
+    worker = Regenerator(
+        session.backbone, lambda row: session.encode(messages=row.messages),
+        session.tokenizer.eos_ids, settings, sequences=3,
+    )  # fmt: skip
+    answers = {answer.id: answer.answer for answer in worker.answers(rows)}
+    for text, row in zip(QUESTIONS, rows, strict=True):
+        seed = answer_seed(3, digest(row))
+        alone = session.generate(text, max_tokens=24, cut_loops=True, temperature=0.8, seed=seed)
+        assert alone.tokens == answers[row.id]
 
 
 def decode_step_by_step(backbone, answer, taps=()):

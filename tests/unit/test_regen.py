@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import trainee
 
+from drafthead.decoding.options import DecodeOptions
+from drafthead.decoding.sampling import Sampler
 from drafthead.errors import RequestError, TrainingError
 from drafthead.evaluation.prompts import PromptRow
-from drafthead.rng import uniform
 from drafthead.training.answers import PART, Answer, AnswerStore
 from drafthead.training.prompts import choose, digest
 from drafthead.training.regen import Regenerator, RegenSettings, regenerate
-from drafthead.training.sampling import draw, is_sampled
+from drafthead.training.sampling import answer_seed, is_sampled
 from drafthead.training.tally import COUNTS
 
 
@@ -131,8 +131,8 @@ def test_a_share_of_the_prompts_is_sampled_and_marked(tmp_path):
             before, last = (tokens[at - 2] if at > 1 else 0), tokens[at - 1]
             greedy = backbone.next_token(before, last)
             if row.temperature:
-                number = uniform(0, digest(asked), place)
-                assert token == draw(backbone.logits(before, last), 0.9, number)
+                options = DecodeOptions(temperature=0.9, seed=answer_seed(0, digest(asked)))
+                assert token == Sampler(options).token(backbone.logits(before, last), at)
                 drawn += token != greedy
             else:
                 assert token == greedy
@@ -149,18 +149,6 @@ def test_sampled_bytes_do_not_depend_on_sequences_or_on_resuming_and_follow_the_
     assert [row.temperature for row in one] != [row.temperature for row in other]
     both = [pair for pair in zip(one, other, strict=True) if min(row.temperature for row in pair)]
     assert any(left.answer != right.answer for left, right in both)
-
-
-def test_a_token_is_drawn_as_often_as_the_softmax_says():
-    logits_V, temperature, count = np.array([1, -np.inf, 2, 0.5], np.float32), 0.7, 20000
-    expected = np.exp(logits_V.astype(float) / temperature)
-    expected /= expected.sum()
-    drawn = [draw(logits_V, temperature, uniform("key", place)) for place in range(count)]
-    found = np.bincount(drawn, minlength=4) / count
-    # five standard deviations of a count: less than one in a million by chance
-    assert (abs(found - expected) <= 5 * np.sqrt(expected * (1 - expected) / count)).all()
-    assert draw(logits_V, temperature, 0.0) == 0
-    assert draw(logits_V, temperature, 1 - 2**-53) == 3
 
 
 def test_greedy_rows_keep_the_bytes_of_folders_written_before_there_was_sampling(tmp_path):

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from drafthead.backbone.cells import keep
 from drafthead.backbone.handle import Backbone, KvCache, Segment, Want
 from drafthead.decoding.constraints import EndRule, FinishReason
+from drafthead.decoding.options import DecodeOptions
+from drafthead.decoding.sampling import Sampler
 from drafthead.errors import TrainingError
 from drafthead.evaluation.prompts import PromptRow, end_ids, prompt_ids
 from drafthead.session import Session
@@ -26,7 +28,7 @@ from drafthead.training.answers import Answer, AnswerStore
 from drafthead.training.data import common_prefix
 from drafthead.training.features import FeatureFiles
 from drafthead.training.prompts import digest
-from drafthead.training.sampling import Dice, is_sampled
+from drafthead.training.sampling import answer_seed, is_sampled
 from drafthead.training.tally import tally
 
 PREFILL_ROWS = 256  # prompt rows a pass may carry beside the running answers
@@ -85,13 +87,15 @@ class _Slot:
                 return prompt
         return waiting.popleft()
 
-    def start(self, prompt: PromptRow, tokens: list[int], end: EndRule, dice: Dice | None) -> None:
+    def start(
+        self, prompt: PromptRow, tokens: list[int], end: EndRule, sampler: Sampler | None
+    ) -> None:
         """Begin another prompt; what it shares with the last one (a system text) stays cached.
 
-        dice: for a sampled answer.
+        sampler: of a sampled answer.
         """
         keep(self.cache, common_prefix(self.prompt_tokens, tokens[:-1]))
-        self.prompt, self.prompt_tokens, self.end, self.dice = prompt, tokens, end, dice
+        self.prompt, self.prompt_tokens, self.end, self.sampler = prompt, tokens, end, sampler
         self.task = prompt.task
         self.answer: list[int] = []
         self.states_AD: list[NDArray[np.float32]] = []
@@ -114,8 +118,8 @@ class _Slot:
 
         token: the greedy one, which a sampled answer replaces by one drawn from the logits.
         """
-        if self.dice is not None and logits_V is not None:
-            token = self.dice.token(logits_V, len(self.answer))
+        if self.sampler is not None and logits_V is not None:
+            token = self.sampler.token(logits_V, len(self.prompt_tokens) + len(self.answer))
         self.answer.append(token)
         self.states_AD.append(state_D)
         return self.end.push(token)
@@ -177,15 +181,16 @@ class Regenerator:
                 continue
             self._free.pop()
             end = EndRule(self._settings.max_tokens, self._eos_ids, not self._settings.keep_loops)
-            slot.start(prompt, tokens, end, self._dice(prompt))
+            slot.start(prompt, tokens, end, self._sampler(prompt))
             self._busy.append(slot)
         return self._one_pass() if self._busy else []
 
-    def _dice(self, prompt: PromptRow) -> Dice | None:
+    def _sampler(self, prompt: PromptRow) -> Sampler | None:
         settings, key = self._settings, digest(prompt)
         if not is_sampled(settings.seed, key, settings.sampled):
             return None
-        return Dice(settings.seed, key, settings.temperature)
+        seed = answer_seed(settings.seed, key)
+        return Sampler(DecodeOptions(temperature=settings.temperature, seed=seed))
 
     def _one_pass(self) -> list[Answer]:
         segments, slots, budget, drawing = [], [], PREFILL_ROWS, False
@@ -196,7 +201,7 @@ class Regenerator:
                 budget -= len(rows) if reading else 0
                 segments.append(Segment(slot.cache, rows))
                 slots.append(slot)
-                drawing |= slot.dice is not None and len(rows) >= slot.unread
+                drawing |= slot.sampler is not None and len(rows) >= slot.unread
                 self.counts.rows += len(rows)
         want: Want = "logits" if drawing else "tokens"
         result = self.backbone.forward(segments, rows="last", want=want, taps=self._taps)
@@ -221,7 +226,7 @@ class Regenerator:
         prompt = slot.prompt
         answer = Answer(
             prompt.id, prompt.task, tuple(slot.prompt_tokens), tuple(slot.answer), finish,
-            slot.dice.temperature if slot.dice else 0.0, prompt.lang,
+            self._settings.temperature if slot.sampler else 0.0, prompt.lang,
         )  # fmt: skip
         if self.features is not None:  # the last token's state draws nothing: no anchor
             self.features.append(answer, np.stack(slot.states_AD)[:-1], slot.cache)
