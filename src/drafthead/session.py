@@ -129,6 +129,7 @@ class Session:
             FileError: the file cannot be written; one that was there before stays.
         """
         held = self.held
+        check_path("path", path)
         with held.turn:
             if held.cache is None or not held.cache.length or not held.tokens:
                 raise RequestError("There is nothing to save: answer a prompt first.")
@@ -142,6 +143,7 @@ class Session:
                 stays as it was.
             CapacityError: it holds more tokens than the context.
         """
+        check_path("path", path)
         with self.held.turn:
             self.held.take(*read_snapshot(Path(path), self.backbone, self.context))
 
@@ -331,6 +333,8 @@ def load(  # noqa: PLR0913 - the front door: each is one choice
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and (not whole or value < 1):
             raise RequestError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    for name, place in (("backbone", backbone), ("head", head), ("draft_model", draft_model or "")):
+        check_path(name, place)
     check_name(drafter)
     check_policy(policy)
     path = resolve(backbone)
@@ -342,6 +346,12 @@ def load(  # noqa: PLR0913 - the front door: each is one choice
     session = Session(opened, tokenizer, template, drafting, state, package, context, maker)
     session.policy = make_policy(maker.asked)
     return session
+
+
+def check_path(name: str, value: object) -> None:
+    """Refuse what is neither a name nor a path: RequestError."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise RequestError(f"{name} must be a name or a path, got {value!r}.")
 
 
 def make_policy(asked: Asked) -> Policy:

@@ -80,3 +80,32 @@ def test_called_again_it_answers_and_trains_nothing_and_gives_the_same_head(fold
     assert result["training"]["kept"]["expected_speedup"] > 0
     assert result["acceptance"].keys() == {"f32", "int8", "int4"}
     assert {"curves.svg", "curves.jsonl", "costs.json"} <= {path.name for path in run.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        (
+            ("kv_layers = [18]", "kv_layers = [99]"),
+            [],
+            "smollm2-135m has layers 0 to 29",
+        ),
+        (None, ["--prompts", "missing.jsonl"], "There is no prompt file missing.jsonl."),
+        (None, ["--out", __file__], "is not a head package; choose another --out."),
+        (None, ["--run", __file__], "--run: "),
+    ],
+)
+def test_what_cannot_end_well_is_refused_before_it_begins(folder, change, words, said):
+    text = (folder / "small.toml").read_text()
+    if change is not None:
+        assert change[0] in text
+        text = text.replace(*change)
+    (folder / "bad.toml").write_text(text)
+    run = subprocess.run(
+        [sys.executable, "-m", "drafthead", "train", str(folder / "bad.toml"),
+         "--run", str(folder / "other"), "--threads", "1", *words],
+        timeout=600, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1 and run.stdout == ""
+    assert said in run.stderr and run.stderr.count("\n") == 1
+    assert not (folder / "other").exists()

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from drafthead.cli.bench import named_models
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import CapacityError, FileError, RequestError, UnsupportedError
 from drafthead.evaluation.energy import EnergyMeter
@@ -152,14 +153,50 @@ def test_languages_that_prompts_name_have_lines_of_their_own():
         for drafter, speeds in (("plain", (10, 10, 10)), ("mtp", (30, 9, 50)))
         for prompt, committed in zip("abc", speeds, strict=True)
     ]
-    lines = language_lines(answers, {"a": "en", "b": "ro", "c": None})
+    lines = language_lines(answers, {("t", "a"): "en", ("t", "b"): "ro", ("t", "c"): None})
     found = {(x["lang"], x["drafter"]): (x["prompts"], x["committed"]) for x in lines}
     assert found == {
         ("en", "plain"): (1, 10), ("ro", "plain"): (1, 10),
         ("en", "mtp"): (1, 30), ("ro", "mtp"): (1, 9),
     }  # fmt: skip
     assert [x["speedup_vs_plain"]["pooled"] for x in lines[2:]] == [3.0, 0.9]
-    assert language_lines(answers, dict.fromkeys("abc")) == []
+    assert language_lines(answers, {("t", prompt): None for prompt in "abc"}) == []
+
+
+def test_prompts_of_two_tasks_may_have_one_id():
+    """They are told apart, and so are their languages; within a task two with one id are not."""
+    answers = [
+        answer(drafter, "1", 10, 1000.0, task=task) for drafter in ("plain", "m") for task in "ab"
+    ]
+    assert line(arm_lines(answers), "m")["prompts"] == 2
+    lines = language_lines(answers, {("a", "1"): "en", ("b", "1"): "de"})
+    assert [(x["lang"], x["prompts"]) for x in lines if x["drafter"] == "m"] == [
+        ("en", 1), ("de", 1),
+    ]  # fmt: skip
+    same = [PromptRow("1", task, ()) for task in ("a", "b", "a")]
+    assert len(select(same[:2])) == 2
+    with pytest.raises(RequestError, match="Two prompts of the task a have the id '1'"):
+        select(same)
+
+
+def test_no_task_is_called_as_all_of_them_are():
+    with pytest.raises(FileError, match="line 1: all tasks together are called all"):
+        parse_row({"id": "1", "task": "all", "prompt": "hi"}, "line 1")
+
+
+@pytest.mark.parametrize("name", ["ngram", "mtp", "plain"])
+def test_an_arm_of_a_draft_model_has_a_name_of_its_own(name):
+    with pytest.raises(RequestError, match=f"Two arms are called {name}: give --draft-model"):
+        named_models([f"{name}=a.gguf"])
+    with pytest.raises(RequestError, match="the arm has no name"):
+        named_models(["=a.gguf"])
+    assert named_models(["standalone=a.gguf"]) == {"standalone": "a.gguf"}
+
+
+def test_a_task_with_a_bar_in_its_name_breaks_no_table():
+    answers = [answer("plain", "1", 10, 1000.0, task="<b>x|y")]
+    row = markdown_table(arm_rows(arm_lines(answers))).splitlines()[2]
+    assert row.startswith("| \\<b\\>x\\|y | plain |")
 
 
 def test_without_plain_there_is_nothing_to_compare_with():

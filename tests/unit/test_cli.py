@@ -153,6 +153,26 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_flag(capsys):
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "hi", "--draft-model", "x"], "is the model of --drafter standalone"),
+        (["generate", "hi", "--backbone", ""], "No backbone is named"),
+        (["bench", "--draft-model", "x"], "names the models of the arm standalone"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(capsys, words, said):
+    """J9: never silence."""
+    assert main.main(words) == 1
+    out, err = capsys.readouterr()
+    assert said in err and err.count("\n") == 1 and not out
+
+
+def test_a_stop_id_that_is_no_number_is_told_what_is_expected(capsys):
+    assert main.main(["generate", "hi", "--stop-id", "x"]) == 2
+    assert "--stop-id: expected a token id such as 2, found 'x'" in capsys.readouterr().err
+
+
 def test_log_probabilities_without_json_are_refused(capsys):
     assert main.main(["generate", "hi", "--logprobs", "2"]) == 1
     assert "part of --json" in capsys.readouterr().err

@@ -219,3 +219,24 @@ def test_wrong_values_are_named(regen, tmp_path, flags):
     assert flags[0] in error
     assert flags[1] in error
     assert error.count("\n") == 1
+
+
+def test_a_capacity_that_the_backbone_has_not_is_refused(regen, tmp_path):
+    said = regen("--out", tmp_path / "o", "--capacity", "999999")
+    assert "--capacity 999999 is more than" in said and "tokens." in said
+    assert not (tmp_path / "o").exists()
+
+
+def test_no_prompts_at_all_are_told_so(regen, tmp_path):
+    (tmp_path / "none.jsonl").write_text("\n")
+    said = regen("--out", tmp_path / "o", "--prompts", tmp_path / "none.jsonl", prompts=False)
+    assert said == "drafthead regen: The prompt files hold no prompt.\n"
+
+
+def test_prompts_without_room_are_told(tmp_path, capsys):
+    (tmp_path / "long.jsonl").write_text(
+        json.dumps({"id": "a", "task": "t", "prompt": "word " * 100}) + "\n"
+    )
+    words = ["--prompts", tmp_path / "long.jsonl", "--out", tmp_path / "o", "--capacity", "64"]
+    assert main.main(["regen", "--max-tokens", "16", *map(str, words)]) == 0
+    assert "1 prompts were passed over" in capsys.readouterr().out

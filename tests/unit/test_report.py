@@ -48,7 +48,7 @@ def measured():
         "choices": {},
         "arms": lines,
         "task_means": task_means(answers),
-        "languages": language_lines(answers, {"p0": "es", "p1": None, "p2": "es"}),
+        "languages": language_lines(answers, {("x", "p0"): "es", ("x", "p2"): "es"}),
         "peers": [
             {"name": "other", "version": "1", "threads": 1, "build": "X = 1", "arms": peer_arms}
         ],

@@ -198,6 +198,13 @@ def test_load_refuses_what_is_no_whole_number_from_one(name, value):
         load("x.gguf", **{name: value})
 
 
+@pytest.mark.parametrize("name", ["backbone", "head", "draft_model"])
+@pytest.mark.parametrize("value", [5, b"x", ["x"]])
+def test_load_refuses_what_is_neither_a_name_nor_a_path(name, value):
+    with pytest.raises(RequestError, match=f"^{name} must be a name or a path, got "):
+        load(**{name: value})
+
+
 def test_load_refuses_an_unknown_drafter():
     """J9: a name that means nothing is an error, never silence."""
     with pytest.raises(RequestError, match=r"choose from mtp, .*none"):

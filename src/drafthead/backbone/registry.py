@@ -170,6 +170,8 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
         RequestError: the name is unknown.
     """
     name = os.fspath(name_or_path)
+    if not name:
+        raise RequestError("No backbone is named: give a known name or the path of a .gguf file.")
     if name in KNOWN or name.startswith(HUB_PREFIX):
         path = cache_path(name)
         if not path.is_file():

@@ -125,12 +125,15 @@ def check(args: argparse.Namespace) -> None:
                 f"There is no peer {', '.join(strangers)}; the peers are {', '.join(PEERS)}."
             )
         llama_cpp()
+    if args.draft_model and "standalone" not in wanted:
+        raise RequestError("--draft-model names the models of the arm standalone: measure it too.")
     if args.peer_draft_model is not None and not args.peers:
         raise RequestError("--peer-draft-model drafts in llama.cpp: add --peers llama.cpp.")
     if args.report is not None:
         from drafthead.evaluation.report.drawing import check_matplotlib
 
         check_matplotlib()
+        output.check_folder("--report", args.report)
         args.report.mkdir(parents=True, exist_ok=True)
 
 
@@ -184,14 +187,18 @@ def named_models(flags: list[str]) -> dict[str, str | None]:
     Raises:
         RequestError: two arms have one name.
     """
+    from drafthead.drafting import DRAFTERS
+
     if not flags:
         return {"standalone": None}
     models: dict[str, str | None] = {}
     for flag in flags:
         name, named, model = flag.rpartition("=")
+        if named and not name:
+            raise RequestError(f"--draft-model {flag}: the arm has no name; give NAME={model}.")
         if not named:
             name = "standalone" if len(flags) == 1 else f"standalone:{Path(model).stem}"
-        if name in models or name in ("plain", "mtp"):
+        if name in models or (name in ("plain", *DRAFTERS) and name != "standalone"):
             raise RequestError(f"Two arms are called {name}: give --draft-model NAME={model}.")
         models[name] = model
     return models
@@ -319,7 +326,8 @@ def summed_up(
         "arms": [line for line in lines if line["drafter"] in arms],
         "task_means": task_means(answers),
         "languages": language_lines(
-            [a for a in answers if a.drafter in arms], {row.id: row.lang for row in rows}
+            [a for a in answers if a.drafter in arms],
+            {(row.task, row.id): row.lang for row in rows},
         ),
         "peers": [peer_section(peer, drafters, lines, answers) for peer, drafters in peers],
         "energy": EnergyMeter().section(),

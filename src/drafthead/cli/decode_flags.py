@@ -152,5 +152,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _stop_id(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a token id such as 2, found {text!r}")
     token: int = _checked("stop_ids", lambda word: (int(word),))(text)[0]
     return token

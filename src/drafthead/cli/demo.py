@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
+from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
     from drafthead.session import Session
@@ -32,6 +33,11 @@ def run(args: argparse.Namespace) -> int:
     from drafthead.tasks import TASKS, prompt_set
 
     session = load(args.backbone, args.head, threads=args.threads, kv=args.kv)
+    if not session.template.exists:
+        raise RequestError(
+            f"{session.backbone.name} is a base model without a chat template, and the demo asks "
+            "as a chat does: take another backbone, or `drafthead bench`, which shows it examples."
+        )
     plain = session.using(NoDrafter())
     style = "colour" if output.colourful(sys.stdout) else "marks"
     if not args.json:

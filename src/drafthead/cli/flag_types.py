@@ -1,10 +1,17 @@
-"""Flag values of `regen` and `train`, checked while the command line is read."""
+"""Flag values of `regen` and `train`, checked while the command line is read or soon after."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from drafthead.errors import RequestError
+
+if TYPE_CHECKING:
+    from drafthead.backbone.handle import Backbone
 
 
 def number(text: str, low: float, high: float) -> float:
@@ -19,11 +26,8 @@ def number(text: str, low: float, high: float) -> float:
 
 
 def gigabytes(text: str) -> float:
-    """A flag value above 0; for argparse."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
+    """A flag value above 0, a kilobyte at least; for argparse."""
+    return number(text, 1e-6, 1e9)
 
 
 def share(text: str) -> float:
@@ -53,3 +57,10 @@ def layer_list(text: str) -> tuple[int, ...]:
     if min(layers) < 0:
         raise argparse.ArgumentTypeError(f"expected layer numbers such as 17,18, found {text!r}")
     return layers
+
+
+def check_layers(what: str, layers: Sequence[int], backbone: Backbone) -> None:
+    """Refuse layers that a backbone has not: RequestError with what it has."""
+    last = backbone.spec.n_layers - 1
+    if max(layers, default=0) > last:
+        raise RequestError(f"{what}: {backbone.name} has layers 0 to {last}, found {max(layers)}.")

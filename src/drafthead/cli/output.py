@@ -8,7 +8,10 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from drafthead.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +49,12 @@ def add_policy_flag(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="draft as much as pays here; or as the drafter is sure of; or always --max-draft",
     )
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Refuse a folder to write into that is something else: RequestError."""
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"{flag}: {folder} is a file; name a folder.")
 
 
 def add_threads_flag(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.cli.flag_types import gigabytes, layer_list, part, share, temperature
+from drafthead.cli.flag_types import (
+    check_layers,
+    gigabytes,
+    layer_list,
+    part,
+    share,
+    temperature,
+)
 from drafthead.errors import RequestError, TrainingError
 
 if TYPE_CHECKING:
@@ -107,6 +114,11 @@ def run(args: argparse.Namespace) -> int:
     tasks = output.names(args.tasks)
     rows = _read(args, tasks)
     session = load(args.backbone, head="none", drafter="none", threads=args.threads)
+    if args.capacity > session.context:
+        raise RequestError(
+            f"--capacity {args.capacity} is more than {session.backbone.name} can hold: "
+            f"{session.context} tokens."
+        )
     if args.invent:
         rows += _invent(args, session)
         tasks = tasks and [*tasks, "invented"]
@@ -145,9 +157,12 @@ def _merge(args: argparse.Namespace) -> int:
 def _print_manifest(args: argparse.Namespace, manifest: dict[str, object]) -> int:
     if args.json:
         output.print_json(manifest)
-    else:
+        return 0
+    print(f"{manifest['answers']} answers with {manifest['answer_tokens']} tokens in {args.out}")
+    if skipped := manifest.get("skipped"):
         print(
-            f"{manifest['answers']} answers with {manifest['answer_tokens']} tokens in {args.out}"
+            f"{skipped} prompts were passed over: with {args.max_tokens} tokens of answer they do "
+            f"not fit into --capacity {args.capacity}."
         )
     return 0
 
@@ -165,12 +180,8 @@ def _feature_files(args: argparse.Namespace, session: Session, folder: Path) -> 
     """The files of --features, or the same ones in another folder."""
     from drafthead.training.features import FeatureFiles, FeatureSizes
 
-    last = session.backbone.spec.n_layers - 1
-    for flag, layers in (("--kv-layers", args.kv_layers), ("--taps", args.taps)):
-        if max(layers, default=0) > last:
-            raise RequestError(
-                f"{flag}: {session.backbone.name} has layers 0 to {last}, found {max(layers)}."
-            )
+    check_layers("--kv-layers", args.kv_layers, session.backbone)
+    check_layers("--taps", args.taps, session.backbone)
     return FeatureFiles(folder, FeatureSizes.of(session.backbone), args.kv_layers, args.taps)
 
 

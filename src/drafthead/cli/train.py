@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.cli.flag_types import gigabytes
+from drafthead.cli.flag_types import check_layers, gigabytes
 from drafthead.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -108,8 +108,18 @@ class Command:
         self.name: str = args.backbone or self.recipe.head.backbone
         threads = args.threads or max(1, default_threads() // processes_here())
         self.session: Session = load(self.name, head="none", drafter="none", threads=threads)
+        check_layers("kv_layers", self.recipe.head.read_layers, self.session.backbone)
+        check_layers("taps", self.recipe.head.taps, self.session.backbone)
+        self.rows = self._read_prompts()
         self.source = self._source()
         self.start = self._start()
+
+    def check_places(self) -> None:
+        """Refuse where results cannot go, before hours of training."""
+        from drafthead.training.export import check_place
+
+        output.check_folder("--run", self.folder)
+        check_place(self.out)
 
     def _start(self) -> StartHead | None:
         if self.args.start_from is None:
@@ -180,10 +190,11 @@ class Command:
         coverage = inputs.vocabulary.coverage(
             inputs.heldout or inputs.train, self.recipe.head.prompt_tokens
         )
+        of = "held-out" if inputs.heldout else "their"
         self.console.print(
             f"{len(inputs.train)} answers to train on, {len(inputs.heldout)} held out, "
             f"{plan.anchors} anchors, features {plan.nbytes / 1e9:.2f} GB, draft vocabulary "
-            f"{len(inputs.vocabulary)} covers {coverage:.1%} of held-out tokens",
+            f"{len(inputs.vocabulary)} covers {coverage:.1%} of {of} tokens",
             soft_wrap=True,
         )
         return {
@@ -246,15 +257,22 @@ class Command:
 
     def _prompts(self, inputs: Inputs) -> list[PromptRow]:
         """What the head is measured on: the named files, or built-in prompts never answered."""
-        from drafthead.evaluation.prompts import read_prompts
         from drafthead.training.own_answers import unseen_prompts
+
+        if self.rows is not None:
+            return self.rows
+        per_task, seed = self.recipe.measure.per_task, self.recipe.train.seed
+        return unseen_prompts(self.session, per_task, seed + 1, inputs.answers)
+
+    def _read_prompts(self) -> list[PromptRow] | None:
+        """Some of each task of the files that --prompts names, if any."""
+        from drafthead.evaluation.prompts import read_prompts
         from drafthead.training.prompts import choose
 
-        per_task, seed = self.recipe.measure.per_task, self.recipe.train.seed
         if not self.args.prompts:
-            return unseen_prompts(self.session, per_task, seed + 1, inputs.answers)
+            return None
         everything = (row for path in self.args.prompts for row in read_prompts(path))
-        return choose(everything, [], per_task, seed)[0]
+        return choose(everything, [], self.recipe.measure.per_task, self.recipe.train.seed)[0]
 
 
 def _columns() -> tuple[Any, ...]:
@@ -291,6 +309,7 @@ def run(args: argparse.Namespace) -> int:
     with joined(device_here(args.device)) as workers:
         standalone = args.drafter == "standalone"
         command = (StandaloneCommand if standalone else Command)(args, workers)
+        command.check_places()
         result = command.run()
         if not workers.first:
             return 0

@@ -54,6 +54,12 @@ class StandaloneCommand(Command):
         self.folder = getattr(args, "run_folder", self.folder / kind)
         self.out = getattr(args, "out", self.folder / "draft.gguf")
 
+    def check_places(self) -> None:
+        """Refuse where results cannot go, before hours of training."""
+        output.check_folder("--run", self.folder)
+        if self.out.is_dir():
+            raise TrainingError(f"--out: {self.out} is a folder; name a .gguf file.")
+
     @property
     def usage(self) -> str:
         """The flags that decode with what was trained."""

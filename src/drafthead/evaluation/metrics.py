@@ -74,7 +74,7 @@ def arm_line(
     return {
         "drafter": drafter,
         "task": task,
-        "prompts": len({answer.prompt_id for answer in mine}),
+        "prompts": len({(answer.task, answer.prompt_id) for answer in mine}),
         "tokens": sum(len(answer.tokens) for answer in mine),
         "looped": sum(answer.finish_reason == "looped" for answer in mine),
         "passes": total.passes,
@@ -82,6 +82,7 @@ def arm_line(
         "accepted": total.accepted,
         "dropped": total.dropped,
         "rested": total.rested,
+        "cut": total.cut,
         "committed": total.committed,
         "tau": rounded(tau(total)),
         "acceptance": rounded(total.accepted / total.drafted if total.drafted else None),
@@ -166,18 +167,19 @@ def arm_lines(answers: Sequence[Answer]) -> list[dict[str, object]]:
 
 
 def language_lines(
-    answers: Sequence[Answer], languages: Mapping[str, str | None]
+    answers: Sequence[Answer], languages: Mapping[tuple[str, str], str | None]
 ) -> list[dict[str, object]]:
     """A line for each drafter and each language, all tasks together; a head is of its data's.
 
     Args:
         answers: of all arms.
-        languages: of the answer to each prompt, by its id, where it is named.
+        languages: of the answer to each prompt, by its task and id, where it is named.
     """
     spoken = list(dict.fromkeys(lang for lang in languages.values() if lang is not None))
 
     def of(drafter: str, lang: str) -> list[Answer]:
-        return [a for a in answers if a.drafter == drafter and languages.get(a.prompt_id) == lang]
+        mine = (a for a in answers if a.drafter == drafter)
+        return [a for a in mine if languages.get((a.task, a.prompt_id)) == lang]
 
     return [
         arm_line(drafter, ALL_TASKS, of(drafter, lang), of(PLAIN, lang)) | {"lang": lang}

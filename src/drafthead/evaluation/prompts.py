@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from drafthead.errors import FileError, RequestError
 from drafthead.evaluation.few_shot import few_shot_ends, few_shot_text
+from drafthead.evaluation.metrics import ALL_TASKS
 from drafthead.session import Session
 from drafthead.text.template import check_messages
 
@@ -57,6 +58,8 @@ def parse_row(row: object, where: str) -> PromptRow:
     missing = [key for key in ("id", "task") if not _is_text(row.get(key))]
     if missing:
         raise FileError(f"{where}: {' and '.join(missing)} must be text.")
+    if row["task"] == ALL_TASKS:
+        raise FileError(f"{where}: all tasks together are called {ALL_TASKS}; name the task else.")
     messages = row.get("messages")
     later: list[str] = []
     if "turns" in row:
@@ -169,14 +172,21 @@ def select(
     """The first `limit` rows of each task, of the named tasks only where some are named.
 
     Raises:
-        RequestError: nothing is left, or a named task does not occur.
+        RequestError: nothing is left, a named task does not occur, or two prompts of a task have
+            one id, by which answers are told apart.
     """
     taken: Counter[str] = Counter()
     chosen = []
     seen: set[str] = set()
+    ids: set[tuple[str, str]] = set()
     for row in rows:
         seen.add(row.task)
         if (not tasks or row.task in tasks) and (limit is None or taken[row.task] < limit):
+            if (row.task, row.id) in ids:
+                raise RequestError(
+                    f"Two prompts of the task {row.task} have the id {row.id!r}: give each its own."
+                )
+            ids.add((row.task, row.id))
             taken[row.task] += 1
             chosen.append(row)
     unknown = sorted(set(tasks) - seen)

@@ -77,6 +77,9 @@ def expected_tensors(config: HeadConfig) -> dict[str, tuple[str, tuple[int, ...]
 def read_config(folder: Path) -> HeadConfig:
     """Read and check config.json alone, which is enough to see whether a head fits."""
     path = folder / CONFIG
+    if not folder.is_dir():
+        found = "it is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise HeadError(f"{folder} is not a head package: {found}.")
     if not path.is_file():
         raise HeadError(f"{folder} is not a head package: it has no {CONFIG}.")
     if path.stat().st_size > MAX_CONFIG_BYTES:

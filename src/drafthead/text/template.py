@@ -142,7 +142,8 @@ class ChatTemplate:
     def _template(self) -> Template:
         if self._source is None:
             raise RequestError(
-                f"{self._origin} has no chat template: write the whole prompt as raw text."
+                f"{self._origin} has no chat template: write the whole prompt as raw "
+                "text (raw=True, --raw)."
             )
         if self._compiled is None:
             try:

@@ -31,6 +31,12 @@ def package_tensors(
     return {name: np.ascontiguousarray(tensors[name]) for name in expected_tensors(config)}
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a folder that holds something else than a head package: HeadError."""
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise HeadError(f"{folder} exists and is not a head package; choose another --out.")
+
+
 def export(
     folder: Path,
     config: HeadConfig,
@@ -45,8 +51,7 @@ def export(
     Raises:
         HeadError: the folder holds something else, or a weight is not finite.
     """
-    if folder.exists() and not (folder / CONFIG).is_file():
-        raise HeadError(f"{folder} exists and is not a head package; choose another --out.")
+    check_place(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:

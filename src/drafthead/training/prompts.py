@@ -56,8 +56,10 @@ def choose(
         rank = hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
         by_task[row.task].append((rank, row))
     missing = [task for task in tasks if task not in by_task]
-    if missing or not by_task:
-        raise RequestError(f"The prompt files hold no prompt of task {(missing or ['any'])[0]!r}.")
+    if missing:
+        raise RequestError(f"The prompt files hold no prompt of task {missing[0]!r}.")
+    if not by_task:
+        raise RequestError("The prompt files hold no prompt.")
     ranked = []
     for task, members in by_task.items():
         members.sort(key=lambda member: member[0])

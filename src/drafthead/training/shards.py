@@ -73,8 +73,9 @@ def _read(path: Path) -> dict[str, Any]:
         if not whole or any(type(place) is not int for place in places.values()):
             raise TypeError("a number is missing")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{path.name}: {getattr(error, 'strerror', None) or error}"
         raise TrainingError(
-            f"{path.parent} is no part of a divided run ({error}); make parts with --shard."
+            f"{path.parent} is no part of a divided run ({why}); make parts with --shard."
         ) from None
     return dict(content)
 

@@ -120,4 +120,5 @@ def markdown_table(rows: Sequence[Sequence[str]], first: str = "task") -> str:
     """Rows of arms as a Markdown table, under the title of their first column."""
     titles = [first, *[title for _, title in COLUMNS[1:]]]
     lines = [titles, ["---"] * len(COLUMNS), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    escaped = [[re.sub(r"([|<>\\])", r"\\\1", word) for word in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
