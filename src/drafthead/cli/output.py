@@ -47,7 +47,7 @@ def add_policy_flag(parser: argparse.ArgumentParser) -> None:
         "--policy",
         choices=("auto", "threshold", "fixed"),
         default="auto",
-        help="draft as much as pays here; or as the drafter is sure of; or always --max-draft",
+        help="draft as much as pays here; or as the drafter is sure of; or --max-draft, if it can",
     )
 
 
