@@ -198,6 +198,17 @@ def test_confidences_are_believed_as_far_as_they_were_kept(kept, source):
     assert drafter.propose(8).source == source
 
 
+@pytest.mark.parametrize(("asked", "made"), [(True, 3), (False, 0)])
+def test_a_copy_takes_only_the_time_of_the_head_that_was_asked_in_vain(asked, made):
+    """Else a policy would learn from copies that the head's steps cost nothing."""
+    text, head = Fixed(Draft((1, 2), (0.9, 0.9))), Fixed(Draft((3,), (0.1,), steps=3))
+    drafter = NgramMtpDrafter(text, head, Clock())
+    drafter.cost.add_pass(1, 1.0)
+    drafter._head_tokens, drafter._head_ms = (100.0, 1.0) if asked else (1.0, 100.0)
+    draft = drafter.propose(8)
+    assert (draft.source, draft.made) == (TEXT, made)
+
+
 def test_why_is_one_sentence_with_the_times_that_were_seen(monkeypatch):
     clock = Clock()
     head = head_of(PERIODIC, clock, k=2, step_ms=20.0)
