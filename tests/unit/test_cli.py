@@ -12,7 +12,7 @@ import pytest
 
 import drafthead
 from drafthead.cli import demo, generate, main, output
-from drafthead.cli.train import short_shares
+from drafthead.cli.train_head import short_shares
 from drafthead.drafters.base import NoDrafter
 from drafthead.errors import HeadError
 from drafthead.types import TokenEvent

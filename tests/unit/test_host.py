@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from drafthead.backbone.handle import Backbone
-from drafthead.cli.train import Command
+from drafthead.cli.train_head import Command
 from drafthead.errors import TrainingError
 from drafthead.gguf.model import ModelSpec
 from drafthead.training import features as features_module

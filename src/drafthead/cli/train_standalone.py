@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drafthead.cli import output
-from drafthead.cli.train import Command, show
+from drafthead.cli.train_head import Command, show
 from drafthead.errors import TrainingError
 
 if TYPE_CHECKING:
