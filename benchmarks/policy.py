@@ -117,7 +117,7 @@ def floor(session: Session) -> dict[str, dict[str, float]]:
         "RANDOM": session.using(RandomDrafter(size), Adaptive()),
         "RANDOM, sure": session.using(RandomDrafter(size, 0.9), Adaptive()),
     }
-    ids = session.encode(FLOOR_PROMPT)
+    ids = session.encode(FLOOR_PROMPT, raw=not session.template.exists)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
     for turn in range(FLOOR_ROUNDS + 1):
         for name in sorted(arms, key=lambda name: (turn * 7 + len(name)) % 3):

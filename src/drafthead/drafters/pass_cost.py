@@ -19,11 +19,13 @@ from collections import deque
 from functools import cache
 from statistics import median
 
-# Balances to choose from: rows that cost next to nothing, to rows that cost a pass each.
+# Balances to choose from: rows that cost next to nothing, to rows that cost a pass each; a fit goes
+# so many of them up or down at most, which keeps it short.
 BALANCES = tuple(0.05 * 1.2**step for step in range(26))
+REACH = 4
 # The mean of backbones of 135M to 1.5B on two cores with AVX-512: what is known before the first
 # pass, as if from so many of 1 and of 4 rows.
-USUAL_BALANCE, HELD = BALANCES[9], 0.3
+USUAL, HELD = 9, 0.3
 # A pause of the machine makes some times much too long: the pace is a median of so many, and no
 # time counts for more than so many times what was expected.
 KEPT, LONGEST = 9, 3.0
@@ -47,10 +49,15 @@ class PassCost:
         self._paces: deque[float] = deque(maxlen=KEPT)
         self._steps: deque[float] = deque(maxlen=KEPT)
         # By rows: how many passes, and how many paces of their time they took in all.
-        self._seen = {rows: (HELD, HELD * shape(USUAL_BALANCE, rows)) for rows in (1, 4)}
+        self._seen = {rows: (HELD, HELD * shape(BALANCES[USUAL], rows)) for rows in (1, 4)}
         self._to_fit = FIT_EVERY
         self.pace_ms = self.step_ms = 0.0
-        self.balance = USUAL_BALANCE
+        self._place = USUAL
+
+    @property
+    def balance(self) -> float:
+        """What multiplying one row takes over reading the weights."""
+        return BALANCES[self._place]
 
     def add_pass(self, rows: int, ms: float) -> None:
         """A pass has been made."""
@@ -75,7 +82,8 @@ class PassCost:
                 product += total * value
             return product * product / square
 
-        self.balance = max(BALANCES, key=explained)
+        near = range(max(0, self._place - REACH), min(len(BALANCES), self._place + REACH + 1))
+        self._place = max(near, key=lambda place: explained(BALANCES[place]))
         kept = FORGET**FIT_EVERY
         self._seen = {rows: (kept * n, kept * total) for rows, (n, total) in self._seen.items()}
         self._to_fit = FIT_EVERY
