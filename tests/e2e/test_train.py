@@ -88,7 +88,7 @@ def test_called_again_it_answers_and_trains_nothing_and_gives_the_same_head(fold
         (
             ("kv_layers = [18]", "kv_layers = [99]"),
             [],
-            "smollm2-135m has layers 0 to 29",
+            "[head] kv_layers: smollm2-135m has layers 0 .. 29",
         ),
         (None, ["--prompts", "missing.jsonl"], "There is no prompt file missing.jsonl."),
         (None, ["--out", __file__], "is not a head package; choose another --out."),

@@ -1,17 +1,10 @@
-"""Flag values of `regen` and `train`, checked while the command line is read or soon after."""
+"""Flag values of `regen` and `train`, checked while the command line is read."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from drafthead.errors import RequestError
-
-if TYPE_CHECKING:
-    from drafthead.backbone.handle import Backbone
 
 
 def number(text: str, low: float, high: float) -> float:
@@ -57,10 +50,3 @@ def layer_list(text: str) -> tuple[int, ...]:
     if min(layers) < 0:
         raise argparse.ArgumentTypeError(f"expected layer numbers such as 17,18, found {text!r}")
     return layers
-
-
-def check_layers(what: str, layers: Sequence[int], backbone: Backbone) -> None:
-    """Refuse layers that a backbone has not: RequestError with what it has."""
-    last = backbone.spec.n_layers - 1
-    if max(layers, default=0) > last:
-        raise RequestError(f"{what}: {backbone.name} has layers 0 to {last}, found {max(layers)}.")

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.cli.flag_types import (
-    check_layers,
-    gigabytes,
-    layer_list,
-    part,
-    share,
-    temperature,
-)
+from drafthead.cli.flag_types import gigabytes, layer_list, part, share, temperature
 from drafthead.errors import RequestError, TrainingError
 
 if TYPE_CHECKING:
@@ -180,8 +173,12 @@ def _feature_files(args: argparse.Namespace, session: Session, folder: Path) -> 
     """The files of --features, or the same ones in another folder."""
     from drafthead.training.features import FeatureFiles, FeatureSizes
 
-    check_layers("--kv-layers", args.kv_layers, session.backbone)
-    check_layers("--taps", args.taps, session.backbone)
+    last = session.backbone.spec.n_layers - 1
+    for flag, layers in (("--kv-layers", args.kv_layers), ("--taps", args.taps)):
+        if max(layers, default=0) > last:
+            raise RequestError(
+                f"{flag}: {session.backbone.name} has layers 0 to {last}, found {max(layers)}."
+            )
     return FeatureFiles(folder, FeatureSizes.of(session.backbone), args.kv_layers, args.taps)
 
 

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with joined(device_here(args.device)) as workers:
         standalone = args.drafter == "standalone"
         command = (StandaloneCommand if standalone else Command)(args, workers)
-        command.check_places()
+        command.check()
         result = command.run()
         if not workers.first:
             return 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafthead.cli import output
-from drafthead.cli.flag_types import check_layers
 from drafthead.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -71,16 +70,16 @@ class Command:
         self.name: str = args.backbone or self.recipe.head.backbone
         threads = args.threads or max(1, default_threads() // processes_here())
         self.session: Session = load(self.name, head="none", drafter="none", threads=threads)
-        check_layers("kv_layers", self.recipe.head.read_layers, self.session.backbone)
-        check_layers("taps", self.recipe.head.taps, self.session.backbone)
         self.rows = self._read_prompts()
         self.source = self._source()
         self.start = self._start()
 
-    def check_places(self) -> None:
-        """Refuse where results cannot go, before hours of training."""
+    def check(self) -> None:
+        """Refuse a head that cannot be, and where results cannot go, before hours of training."""
         from drafthead.training.export import check_place
+        from drafthead.training.head_shape import head_sizes
 
+        head_sizes(self.recipe, self.session.backbone, self.recipe.head.draft_vocab)
         output.check_folder("--run", self.folder)
         check_place(self.out)
 

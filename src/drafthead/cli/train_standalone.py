@@ -54,7 +54,7 @@ class StandaloneCommand(Command):
         self.folder = getattr(args, "run_folder", self.folder / kind)
         self.out = getattr(args, "out", self.folder / "draft.gguf")
 
-    def check_places(self) -> None:
+    def check(self) -> None:
         """Refuse where results cannot go, before hours of training."""
         output.check_folder("--run", self.folder)
         if self.out.is_dir():

@@ -23,9 +23,8 @@ from statistics import median
 # so many of them up or down at most, which keeps it short.
 BALANCES = tuple(0.05 * 1.2**step for step in range(26))
 REACH = 4
-# The mean of backbones of 135M to 1.5B on two cores with AVX-512: what is known before the first
-# pass, as if from so many of 1 and of 4 rows.
-USUAL, HELD = 9, 0.3
+# The mean of backbones of 135M to 1.5B on two cores with AVX-512.
+USUAL = 9
 # A pause of the machine makes some times much too long: the pace is a median of so many, and no
 # time counts for more than so many times what was expected.
 KEPT, LONGEST = 9, 3.0
@@ -39,6 +38,11 @@ def shape(balance: float, rows: int) -> float:
     return float(((1.0 + (balance * rows) ** 3) / (1.0 + balance**3)) ** (1 / 3))
 
 
+# Held to as if so many passes of 1 and of 4 rows had shown it: one size alone tells no balance.
+HELD = 0.3
+BEFOREHAND = [(rows, (HELD, HELD * shape(BALANCES[USUAL], rows))) for rows in (1, 4)]
+
+
 class PassCost:
     """The time of a pass by its rows, and of a draft by its steps.
 
@@ -49,7 +53,7 @@ class PassCost:
         self._paces: deque[float] = deque(maxlen=KEPT)
         self._steps: deque[float] = deque(maxlen=KEPT)
         # By rows: how many passes, and how many paces of their time they took in all.
-        self._seen = {rows: (HELD, HELD * shape(BALANCES[USUAL], rows)) for rows in (1, 4)}
+        self._seen: dict[int, tuple[float, float]] = {}
         self._to_fit = FIT_EVERY
         self.pace_ms = self.step_ms = 0.0
         self._place = USUAL
@@ -76,7 +80,7 @@ class PassCost:
 
         def explained(balance: float) -> float:
             square = product = 0.0
-            for rows, (count, total) in self._seen.items():
+            for rows, (count, total) in (*BEFOREHAND, *self._seen.items()):
                 value = shape(balance, rows)
                 square += count * value * value
                 product += total * value
