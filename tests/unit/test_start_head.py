@@ -13,9 +13,9 @@ import torch
 from drafthead.backbone.handle import Backbone
 from drafthead.errors import HeadError, TrainingError
 from drafthead.heads.package import CONFIG
-from drafthead.training.head_shape import head_sizes
+from drafthead.training.head_shape import full_layers, head_sizes
 from drafthead.training.inputs import read_inputs
-from drafthead.training.modules import FrozenMtpHead
+from drafthead.training.modules import Batch, FrozenMtpHead, SequenceKv
 from drafthead.training.pipeline import check_run
 from drafthead.training.quantize import dequantize
 from drafthead.training.recipe import parse_recipe
@@ -53,7 +53,7 @@ def test_the_weights_are_what_the_int8_stand_for(backbone, package):
     recipe = recipe_of(backbone)
     start = StartHead.open(str(package), recipe, backbone)
     head = FrozenMtpHead(head_sizes(recipe, backbone, 256))
-    start.load_into(head)
+    start.load_into(head, recipe.head.kv_layers)
     tensors = start.package.tensors
     name = "model.layers.0.mlp.up_proj.weight"
     found = head.state_dict()[name]
@@ -104,13 +104,59 @@ def test_another_tokenizer_or_architecture_or_size_is_refused(backbone, package)
     ("head", "field"),
     [
         ({"d_ff": 96}, "d_ff"), ({"draft_vocab": 128}, "draft_vocab_size"),
-        ({"kv_layers": [-1]}, "kv_layers"), ({"markov_rank": 32}, "markov_rank"),
-        ({"taps": [0]}, "taps"),
+        ({"markov_rank": 32}, "markov_rank"), ({"taps": [0]}, "taps"),
     ],
 )  # fmt: skip
 def test_a_head_of_another_shape_is_refused(backbone, package, head, field):
     with pytest.raises(TrainingError, match=rf"keeps the head's shape, but its {field} is \S+ and"):
         StartHead.open(str(package), recipe_of(backbone, **head), backbone)
+
+
+@pytest.mark.parametrize("layers", [[-1], [-1, -1]])
+def test_a_head_without_the_starts_layers_is_refused(backbone, package, layers):
+    with pytest.raises(TrainingError, match=r"keeps the layers of the head, which read \[\d.*-1"):
+        StartHead.open(str(package), recipe_of(backbone, kv_layers=layers), backbone)
+
+
+def drafted(head, backbone, read, count):
+    """States of three draft steps of made-up anchors; the keys and values differ by layer."""
+    draw = torch.Generator().manual_seed(1)
+    d, spec = backbone.spec.d_model, backbone.spec
+    of_layer = {
+        layer: torch.randn(2, spec.n_kv_heads, count, spec.head_dim,
+                           generator=torch.Generator().manual_seed(layer))
+        for layer in read
+    }  # fmt: skip
+    keys, values = (torch.stack([of_layer[layer][part] for layer in read]) for part in (0, 1))
+    batch = Batch(
+        torch.randn(count, d, generator=draw), torch.randn(3, count, d, generator=draw),
+        torch.zeros(3, count, dtype=torch.long), torch.zeros(3, count, dtype=torch.long),
+        torch.arange(count), [SequenceKv(slice(0, count), keys, values)], torch.zeros(0),
+    )  # fmt: skip
+    with torch.no_grad():
+        return head(batch)
+
+
+@pytest.mark.parametrize("added", ["in front", "behind", "without attention"])
+def test_a_grown_head_drafts_what_the_old_one_did_until_it_is_trained(backbone, package, added):
+    """To the bit: what a new layer adds to the state is zero, whatever else it holds."""
+    (old_layer,) = config_for(backbone).kv_layers
+    other = next(layer for layer in full_layers(backbone.spec) if layer != old_layer)
+    layers = {"in front": [other, old_layer], "behind": [old_layer, other],
+              "without attention": [-1, old_layer]}[added]  # fmt: skip
+    states = []
+    for kv_layers in ([old_layer], layers):
+        recipe = recipe_of(backbone, kv_layers=kv_layers)
+        start = StartHead.open(str(package), recipe, backbone)
+        assert start.grows(kv_layers) == (len(kv_layers) > 1)
+        torch.manual_seed(0)
+        head = FrozenMtpHead(head_sizes(recipe, backbone, 256))
+        start.load_into(head, kv_layers)
+        states.append(drafted(head, backbone, recipe.head.read_layers, 7))
+    assert all(map(torch.equal, *states))
+    grown = dict(head.named_parameters())
+    new = layers.index(old_layer) ^ 1
+    assert grown[f"model.layers.{new}.mlp.up_proj.weight"].any(), "else it could never learn"
 
 
 def test_a_rotary_base_of_its_own_is_seen(backbone, package, tmp_path):

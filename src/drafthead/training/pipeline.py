@@ -121,10 +121,11 @@ def train(
     makers = _Makers(session, inputs, features, config.prompt_tokens)
     maker = makers(recipe.train.unroll, DTYPES[recipe.train.precision])
     new = workers.first and not (run / CHECKPOINT).is_file()
-    if new and start is not None:
-        start.load_into(head)
-    elif new and recipe.train.start == "backbone":
+    grown = start is None or start.grows(config.kv_layers)
+    if new and grown and recipe.train.start == "backbone":
         start_from_backbone(head, config.kv_layers, backbone, maker, inputs.train)
+    if new and start is not None:
+        start.load_into(head, config.kv_layers)
     judged = trial_answers(inputs.heldout, recipe.measure)
     judge = None
     if judged:

@@ -3,12 +3,15 @@
 The vocabulary is never chosen anew. What a head has learned to say is tied to its ids, and a Markov
 bias has a row for each place of it: with another vocabulary, or the same ids in another order,
 acceptance falls to nothing while the loss still looks well.
+
+A head may grow: the recipe names the layers it reads and more. A new layer begins as a copy of the
+layer it reads whose output matrices are zero, so that the grown head drafts what the old one did.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -26,12 +29,24 @@ from drafthead.training.modules import FrozenMtpHead
 from drafthead.training.quantize import dequantize
 from drafthead.training.recipe import Recipe
 
-# What a training may change: these shape no tensor.
+# What a training may change: these shape no tensor, and layers may be added.
 OF_A_TRAINING = {
     "target", "training", "trained_steps", "min_confidence", "prompt_tokens", "quantization",
-    "calibration",
+    "calibration", "kv_layers",
 }  # fmt: skip
 SHAPE = [field.name for field in fields(HeadConfig) if field.name not in OF_A_TRAINING]
+OUTPUTS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # what a layer adds to the state
+
+
+def layer_places(old: Sequence[int], new: Sequence[int]) -> list[int] | None:
+    """Where each of the old layers is among the new ones, in order; None where one is not."""
+    places, after = list[int](), 0
+    for layer in old:
+        if layer not in new[after:]:
+            return None
+        places.append(new.index(layer, after))
+        after = places[-1] + 1
+    return places
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,12 @@ class StartHead:
                     f"{getattr(found, field)} and the recipe asks for {getattr(wanted, field)} on "
                     f"{backbone.name}; change the recipe's [head] or start from another head."
                 )
+        if layer_places(found.kv_layers, wanted.kv_layers) is None:
+            raise TrainingError(
+                f"--start-from {name}: a training keeps the layers of the head, which read "
+                f"{[*found.kv_layers]}, and may add others; the recipe's kv_layers are "
+                f"{[*wanted.kv_layers]}."
+            )
         weights = (package.path / WEIGHTS).read_bytes()
         return cls(package, hashlib.sha256(weights).hexdigest())
 
@@ -94,10 +115,36 @@ class StartHead:
         training = {**config.training, "started_from": self.record}
         return replace(config, training=training, min_confidence=self.package.config.min_confidence)
 
-    def load_into(self, head: FrozenMtpHead) -> None:
-        """Set the weights of a new head to the f32 values that the package's blocks stand for."""
+    def grows(self, kv_layers: Sequence[int]) -> bool:
+        """Whether a head that reads these layers has more of them."""
+        return len(kv_layers) > len(self.package.config.kv_layers)
+
+    def load_into(self, head: FrozenMtpHead, kv_layers: Sequence[int]) -> None:
+        """Set the weights of a new head to the f32 values that the package's blocks stand for.
+
+        Its layers read `kv_layers`; those that the package has not keep their weights, but for the
+        output matrices, which become zero.
+        """
         config, tensors = self.package.config, self.package.tensors
-        weights = {name: np.array(tensors[name]) for name in config.vectors()}
+        places = layer_places(config.kv_layers, kv_layers)
+        assert places is not None, "`open` refuses other layers"
+        weights = head.state_dict()
+        for layer in set(range(len(kv_layers))) - set(places):
+            for name in (f"model.layers.{layer}.{part}" for part in OUTPUTS):
+                if name in weights:  # a layer without attention has but one
+                    weights[name] = torch.zeros_like(weights[name])
+        for name in config.vectors():
+            weights[_moved(name, places)] = torch.from_numpy(np.array(tensors[name]))
         for name in config.matrices():
-            weights[name] = dequantize(tensors[name], tensors[name + "_scale"])
-        head.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+            values = dequantize(tensors[name], tensors[name + "_scale"])
+            weights[_moved(name, places)] = torch.from_numpy(values)
+        head.load_state_dict(weights)
+
+
+def _moved(name: str, places: Sequence[int]) -> str:
+    """The name of a tensor of the old head in the new one, whose layers are at other places."""
+    prefix = "model.layers."
+    if not name.startswith(prefix):
+        return name
+    layer, rest = name.removeprefix(prefix).split(".", 1)
+    return f"{prefix}{places[int(layer)]}.{rest}"
