@@ -10,6 +10,7 @@ from test_invent import TurnTemplate
 
 from drafthead import session as sessions
 from drafthead.cli import main
+from drafthead.training.alone import alone_in
 from drafthead.training.answers import AnswerStore
 from drafthead.training.features import FeatureStore, kept_rows
 from tests import fakes
@@ -51,6 +52,15 @@ def regen(tmp_path, capsys):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("held", ["a", "f"])
+def test_a_folder_that_something_else_writes_in_is_refused(regen, tmp_path, held):
+    words = ("--out", tmp_path / "a", "--features", tmp_path / "f", "--kv-layers", "1")
+    with alone_in(tmp_path / held):
+        assert f"Another process is writing in {tmp_path / held}" in regen(*words)
+        assert not list((tmp_path / held).iterdir())
+    assert regen(*words)["answers"] == 20
 
 
 def test_parts_merge_to_the_folder_of_the_undivided_run(regen, tmp_path):

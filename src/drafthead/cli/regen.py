@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,10 @@ def run(args: argparse.Namespace) -> int:
             f"--capacity {args.capacity} is more than {session.backbone.name} can hold: "
             f"{session.context} tokens."
         )
+    _check_layers(args, session)
     if args.invent:
-        rows += _invent(args, session)
+        with _alone(args):
+            rows += _invent(args, session)
         tasks = tasks and [*tasks, "invented"]
     prompts, duplicates = choose(rows, tasks, args.limit, args.seed)
     if args.plan:
@@ -124,9 +127,17 @@ def run(args: argparse.Namespace) -> int:
     if args.shard is not None:
         prompts = cut(prompts, Shard(*args.shard), args.out)
     start = time.perf_counter()
-    manifest = _answer(args, session, prompts)
+    with _alone(args):
+        manifest = _answer(args, session, prompts)
     seconds = round(time.perf_counter() - start, 1)
     return _print_manifest(args, manifest | {"duplicates": duplicates, "seconds": seconds})
+
+
+def _alone(args: argparse.Namespace) -> AbstractContextManager[None]:
+    """Hold the folders that are written in."""
+    from drafthead.training.alone import alone_in
+
+    return alone_in(*(folder for folder in (args.out, args.features) if folder is not None))
 
 
 def _merge(args: argparse.Namespace) -> int:
@@ -140,10 +151,11 @@ def _merge(args: argparse.Namespace) -> int:
     if args.merge_features and answered is not None:  # what holds no answers, `merge` names
         parts = open_parts(args.merge_features, args.features, answered.get("fingerprint"))
         check_disk(sum(part.nbytes for part in parts), args.max_disk)
-    manifest = merge(args.merge, args.out)
-    if parts:
-        missing = merge_features(parts, args.features, list(AnswerStore(args.out).rows()))
-        manifest |= {"without_features": missing}
+    with _alone(args):
+        manifest = merge(args.merge, args.out)
+        if parts:
+            missing = merge_features(parts, args.features, list(AnswerStore(args.out).rows()))
+            manifest |= {"without_features": missing}
     return _print_manifest(args, manifest)
 
 
@@ -169,16 +181,19 @@ def _read(args: argparse.Namespace, tasks: list[str]) -> list[PromptRow]:
     return built_in(tasks, args.limit or BUILT_IN_PER_TASK, args.seed)
 
 
-def _feature_files(args: argparse.Namespace, session: Session, folder: Path) -> FeatureFiles:
-    """The files of --features, or the same ones in another folder."""
-    from drafthead.training.features import FeatureFiles, FeatureSizes
-
+def _check_layers(args: argparse.Namespace, session: Session) -> None:
     last = session.backbone.spec.n_layers - 1
     for flag, layers in (("--kv-layers", args.kv_layers), ("--taps", args.taps)):
         if max(layers, default=0) > last:
             raise RequestError(
                 f"{flag}: {session.backbone.name} has layers 0 to {last}, found {max(layers)}."
             )
+
+
+def _feature_files(args: argparse.Namespace, session: Session, folder: Path) -> FeatureFiles:
+    """The files of --features, or the same ones in another folder."""
+    from drafthead.training.features import FeatureFiles, FeatureSizes
+
     return FeatureFiles(folder, FeatureSizes.of(session.backbone), args.kv_layers, args.taps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,10 +118,17 @@ class Command:
         result = self._plan(inputs, features)
         features.plan.check(int(args.max_disk * 1e9))
         if not args.plan:
-            features = self._build(features, inputs)
-            result |= self._compare(features, inputs)
-            result |= self._train(inputs, features)
+            with self.alone(self.folder, self.features):
+                features = self._build(features, inputs)
+                result |= self._compare(features, inputs)
+                result |= self._train(inputs, features)
         return result
+
+    def alone(self, *folders: Path) -> AbstractContextManager[None]:
+        """Hold folders that the first process of this training writes in."""
+        from drafthead.training.alone import alone_in
+
+        return alone_in(*folders if self.workers.first else ())
 
     def _answer(self) -> bool:
         """Let the backbone answer the built-in prompts first; False where only a plan is wanted."""
@@ -141,9 +149,10 @@ class Command:
                     done = counts.resumed + counts.answers + counts.skipped
                     progress.update(bar, completed=done)
 
-                answer_prompts(
-                    self.session, recipe, prompts, self.answers, self.features, on_answer
-                )
+                with self.alone(self.answers, self.features):
+                    answer_prompts(
+                        self.session, recipe, prompts, self.answers, self.features, on_answer
+                    )
         self.workers.wait()
         return True
 

@@ -130,10 +130,11 @@ class StandaloneCommand(Command):
         from drafthead.training.standalone import new_model, train_standalone
 
         model = new_model(self.recipe, shape, self.session.backbone, inputs, self.start_file)
-        trained = train_standalone(
-            self.recipe, self.session, inputs, model, self.folder, self.out,
-            lambda report: show(self.console, report), self.workers,
-        )  # fmt: skip
+        with self.alone(self.folder):
+            trained = train_standalone(
+                self.recipe, self.session, inputs, model, self.folder, self.out,
+                lambda report: show(self.console, report), self.workers,
+            )  # fmt: skip
         if trained is None:
             return {}
         asked = Asked(max_draft=self.recipe.measure.max_draft, draft_model=trained.path)
