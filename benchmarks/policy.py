@@ -1,7 +1,7 @@
 """The automatic policy against fixed draft lengths, and against drafts that are never right.
 
     python benchmarks/policy.py [--backbone NAME] [--prompts FILE.jsonl ...] [--limit N per task]
-        [--max-tokens N] [--lengths 1,2,3,4,6] [--threads N] [--json FILE]
+        [--max-tokens N] [--lengths 1,2,3,4,6] [--repeat N] [--threads N] [--json FILE]
 
 Arms take turns prompt by prompt: plain decoding, the automatic policy, and each fixed length. For
 each task: the automatic policy's speed over that of the fixed length which is best there; pooled:
@@ -67,7 +67,12 @@ class RandomDrafter:
 
 
 def against_fixed(
-    session: Session, files: Sequence[Path], limit: int, max_tokens: int, lengths: Sequence[int]
+    session: Session,
+    files: Sequence[Path],
+    limit: int,
+    max_tokens: int,
+    lengths: Sequence[int],
+    repeat: int,
 ) -> dict[str, Any]:
     """Speeds by arm and task."""
     drafting, package = session.drafting, session.head
@@ -81,7 +86,7 @@ def against_fixed(
     else:
         built_in = [row for name in TASKS for row in prompt_set(name, limit)]
         rows = select(map(parse_built_in, built_in), [])
-    lines = arm_lines(run_arms(arms, rows, max_tokens))
+    lines = arm_lines(run_arms(arms, rows, max_tokens, repeat))
     assert all(line["identical"] for line in lines)
     speeds: dict[str, dict[str, float]] = {}
     for line in lines:
@@ -148,12 +153,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--lengths", default="1,2,3,4,6")
+    parser.add_argument("--repeat", type=int, default=1, help="how often all of it is done")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     session = load(args.backbone, threads=args.threads)
     lengths = [int(word) for word in args.lengths.split(",")]
-    found = against_fixed(session, args.prompts, args.limit, args.max_tokens, lengths)
+    found = against_fixed(session, args.prompts, args.limit, args.max_tokens, lengths, args.repeat)
     found |= {"floor": floor(session), "machine": describe(session.backbone.threads)}
     titles = ["task", "auto / plain", "best fixed", "fixed / plain", "auto / fixed"]
     print(markdown(titles, table(found["speeds"])))

@@ -31,6 +31,7 @@ __all__ = ["Backbone", "KvCache", "Pass", "Segment", "default_threads"]
 KvType = Literal["f16", "f32"]
 KV_TYPES: tuple[KvType, ...] = ("f16", "f32")
 Want = Literal["hidden", "tokens", "logits"]
+INT32 = np.iinfo(np.int32)
 _LEVELS: dict[Want, int] = {"hidden": 0, "tokens": 1, "logits": 2}
 
 
@@ -65,8 +66,7 @@ def _token_ids(tokens: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]
     ids = np.asarray(tokens)
     if ids.size == 0 or ids.dtype == np.int32:
         return ids.astype(np.int32)
-    bounds = np.iinfo(np.int32)
-    if ids.dtype.kind not in "iu" or ids.min() < bounds.min or ids.max() > bounds.max:
+    if ids.dtype.kind not in "iu" or ids.min() < INT32.min or ids.max() > INT32.max:
         raise ValueError(
             f"Tokens must be integers inside the vocabulary, found {ids.dtype} values from "
             f"{ids.min()} to {ids.max()}."

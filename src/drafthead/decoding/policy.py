@@ -110,7 +110,10 @@ class Adaptive:
         self._since_plain = PLAIN_EVERY
         self._begin_request()
 
-    def _begin_request(self) -> None:
+    def _begin_request(self, drafter: Drafter | None = None) -> None:
+        # What it can do is asked once: of a protocol that takes 10 us.
+        self._sure = drafter if isinstance(drafter, Certain) else None
+        self._steered = drafter if isinstance(drafter, Steered) else None
         self._promised = self._kept = BELIEF_TOKENS
         self._tested = [0] * STEPS
         self._right = [0] * STEPS
@@ -120,13 +123,13 @@ class Adaptive:
     def begin(self, drafter: Drafter) -> None:
         """A request starts: drafting is on."""
         self.switch.begin()
-        self._begin_request()
+        self._begin_request(drafter)
 
     def propose(self, drafter: Drafter, room: int) -> Draft:
         """The draft that pays, perhaps none; what is certain always does."""
         self._asked = self._certain = False
-        if isinstance(drafter, Certain):
-            draft = drafter.certain(room)
+        if self._sure is not None:
+            draft = self._sure.certain(room)
             self._certain = bool(draft.tokens)
             if self._certain:
                 return draft
@@ -136,9 +139,8 @@ class Adaptive:
             return Draft()
         self._asked = True
         room = min(room, TRIAL_DRAFT) if self.switch.trying else room
-        if isinstance(drafter, Steered):
-            floors = self.floors()
-            drafter.floors = floors
+        if self._steered is not None:
+            self._steered.floors = self.floors()
             return drafter.propose(room)
         return drafter.propose(min(room, self._blind_length()))
 
