@@ -159,6 +159,8 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_flag(capsys):
         (["generate", "hi", "--draft-model", "x"], "is the model of --drafter standalone"),
         (["generate", "hi", "--backbone", ""], "No backbone is named"),
         (["bench", "--draft-model", "x"], "names the models of the arm standalone"),
+        (["generate", "hi", "--drafter", "ngram", "--head", "h"], "--head h is read by the"),
+        (["bench", "--drafters", "plain,ngram", "--head", "h"], "not by plain, ngram"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(capsys, words, said):

@@ -127,6 +127,7 @@ def check(args: argparse.Namespace) -> None:
         llama_cpp()
     if args.draft_model and "standalone" not in wanted:
         raise RequestError("--draft-model names the models of the arm standalone: measure it too.")
+    output.check_head(args.head, wanted)
     if args.peer_draft_model is not None and not args.peers:
         raise RequestError("--peer-draft-model drafts in llama.cpp: add --peers llama.cpp.")
     if args.report is not None:

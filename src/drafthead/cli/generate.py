@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     options = decode_options(args)
     if args.draft_model is not None and args.drafter != "standalone":
         raise RequestError("--draft-model is the model of --drafter standalone: give that too.")
+    output.check_head(args.head, [args.drafter])
     prompt = read_prompt(args.prompt)
     if idle := idle_flags(options):
         output.warn(f"At temperature 0 nothing is drawn: give --temperature, or leave out {idle}.")

@@ -51,6 +51,18 @@ def add_policy_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_head(head: str, drafters: Iterable[str]) -> None:
+    """Refuse a head that was named although none of the drafters reads one: RequestError."""
+    from drafthead.drafting import NEED_HEAD
+
+    wanted = list(drafters)
+    if head not in ("auto", "none") and not set(wanted) & set(NEED_HEAD):
+        raise RequestError(
+            f"--head {head} is read by the drafters {' and '.join(NEED_HEAD)}, not by "
+            f"{', '.join(wanted)}: ask for one of them, or leave out --head."
+        )
+
+
 def check_folder(flag: str, folder: Path) -> None:
     """Refuse a folder to write into that is something else: RequestError."""
     if folder.exists() and not folder.is_dir():
