@@ -17,7 +17,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -36,7 +36,7 @@ from drafthead.session import Session, load
 from drafthead.tasks import TASKS, prompt_set
 from drafthead.types import Draft
 
-FLOOR_TOKENS, FLOOR_ROUNDS = 500, 7
+FLOOR_TOKENS, FLOOR_CYCLES = 500, 2  # a cycle: every order of the three arms once
 FLOOR_PROMPT = "Write a long story about a lighthouse keeper and the sea."
 AUTO = "auto"
 
@@ -124,8 +124,9 @@ def floor(session: Session) -> dict[str, dict[str, float]]:
     }
     ids = session.encode(FLOOR_PROMPT, raw=not session.template.exists)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
-    for turn in range(FLOOR_ROUNDS + 1):
-        for name in sorted(arms, key=lambda name: (turn * 7 + len(name)) % 3):
+    orders = [*permutations(arms)] * FLOOR_CYCLES
+    for turn, order in enumerate([orders[-1], *orders]):  # the first one warms up
+        for name in order:
             arms[name].forget()
             started = perf_counter()
             stream = arms[name].stream_ids(ids, FLOOR_TOKENS, frozenset())
