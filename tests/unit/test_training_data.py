@@ -197,6 +197,20 @@ def test_features_resume_after_the_last_indexed_answer(features, tmp_path):
         assert (store.kv(index) == features.kv(index)).all()
 
 
+@pytest.mark.parametrize("layers", [[2, 0], [1]], ids=["the same", "other layers"])
+def test_opening_features_changes_no_file(features, tmp_path, layers):
+    """Another process may be writing them: what lies behind the index is its own."""
+    with (tmp_path / KV).open("ab") as out:
+        out.write(b"not in the index yet")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert FeatureStore(tmp_path, trainee.TinyBackbone(), ANSWERS, layers).plan.nbytes
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    more = [answer("d", (8, 9), (30, 31, 32)), *ANSWERS]
+    store = FeatureStore(tmp_path, trainee.TinyBackbone(), more, layers)
+    store.build()
+    assert (tmp_path / KV).stat().st_size == sum(map(kept_rows, more)) * store.kv(0)[:1].nbytes
+
+
 def test_more_answers_are_added_to_the_features_of_the_first(features, tmp_path):
     again = trainee.TinyBackbone()
     more = [answer("d", (8, 9), (30, 31, 32)), *ANSWERS]

@@ -114,12 +114,10 @@ class Command:
         from drafthead.training.inputs import read_inputs
 
         inputs = read_inputs(self.recipe, self.answers, self.session, self.start)
-        features = self._store(inputs)
-        result = self._plan(inputs, features)
-        features.plan.check(int(args.max_disk * 1e9))
+        result = self._plan(inputs, self._store(inputs))
         if not args.plan:
             with self.alone(self.folder, self.features):
-                features = self._build(features, inputs)
+                features = self._build(self._store(inputs), inputs)
                 result |= self._compare(features, inputs)
                 result |= self._train(inputs, features)
         return result
@@ -168,6 +166,7 @@ class Command:
             f"{len(inputs.vocabulary)} covers {coverage:.1%} of {of} tokens",
             soft_wrap=True,
         )
+        plan.check(int(self.args.max_disk * 1e9))
         return {
             "answers": len(inputs.train), "heldout": len(inputs.heldout), "anchors": plan.anchors,
             "feature_bytes": plan.nbytes, "coverage": coverage,

@@ -131,8 +131,8 @@ class FeatureSizes:
 class FeatureFiles:
     """The growing files of one backbone, one list of layers and one of taps.
 
-    Opening cuts off what a crash left behind the last indexed answer. Files of another backbone,
-    other layers or another source are begun anew.
+    The first write cuts off what a crash left behind the last indexed answer, and begins files of
+    another backbone, other layers or another source anew; opening changes nothing.
     """
 
     def __init__(
@@ -155,8 +155,9 @@ class FeatureFiles:
         self._kv_shape = (len(self.layers), 2, sizes.n_kv_heads, sizes.head_dim)
         self._places: dict[str, _Place] = {}
         self._anchors = self._rows = 0
+        self._spoken_of: dict[str, int] = {}  # bytes of each file that the index tells of
         self._pending: list[tuple[str, NDArray[np.float16], NDArray[np.float16]]] = []
-        if (folder / HEADER).is_file():
+        if not self._anew:
             self._read_index()
 
     @classmethod
@@ -180,20 +181,18 @@ class FeatureFiles:
     def _stored(
         self, layers: Sequence[int], taps: Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Layers and taps on the disk where they hold all that are wanted; else begin anew."""
-        path = self.folder / HEADER
+        """Layers and taps on the disk where they hold all that are wanted; else it begins anew."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads((self.folder / HEADER).read_text(encoding="utf-8"))
             stored = found["kv_layers"], found.get("taps", [])
             same = {**found, **self.header} == found
             same &= found.get("source") == self.header.get("source")
             same &= set(layers) <= set(stored[0]) and set(taps) <= set(stored[1])
         except (OSError, ValueError, KeyError, TypeError):
             same = False
+        self._anew = not same
         if same:
             return tuple(stored[0]), tuple(stored[1])
-        path.unlink(missing_ok=True)
-        (self.folder / INDEX).unlink(missing_ok=True)
         return tuple(layers), tuple(taps)
 
     @property
@@ -240,10 +239,12 @@ class FeatureFiles:
         if not self._pending:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / HEADER).is_file():
-            for name in (HIDDEN, KV, INDEX):
+        if self._anew:
+            for name in (HEADER, HIDDEN, KV, INDEX):
                 (self.folder / name).unlink(missing_ok=True)
             write_atomic(self.folder / HEADER, json.dumps(self.header))
+            self._anew = False
+        self._trim()
         lines = [
             json.dumps({"key": key, "anchors": len(hidden), "rows": len(kv)}) + "\n"
             for key, hidden, kv in self._pending
@@ -271,12 +272,12 @@ class FeatureFiles:
         for line in whole.splitlines():
             entry = json.loads(line)
             self._add(entry["key"], entry["anchors"], entry["rows"])
-        sizes = {
+        self._spoken_of = {
             INDEX: len(whole),
             HIDDEN: self._anchors * self.bytes_per_anchor,
             KV: self._rows * self.bytes_per_row,
         }
-        for name, size in sizes.items():
+        for name, size in self._spoken_of.items():
             file = self.folder / name
             found = file.stat().st_size if file.is_file() else 0
             if found < size:
@@ -284,8 +285,17 @@ class FeatureFiles:
                     f"{file} has {found} of {size} bytes; delete {self.folder} to compute the "
                     "features anew."
                 )
-            if found > size:
+
+    def _trim(self) -> None:
+        """Cut what a killed process left behind the index, before the first write.
+
+        Not while reading: it may be what another process is writing.
+        """
+        for name, size in self._spoken_of.items():
+            file = self.folder / name
+            if file.is_file() and file.stat().st_size > size:
                 os.truncate(file, size)
+        self._spoken_of = {}
 
     def open(self) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Map the files: states (all A, D), K and V (all R, L, 2, G, H)."""
